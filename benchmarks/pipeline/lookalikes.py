@@ -4,10 +4,10 @@
     python -m benchmarks.pipeline.lookalikes --data ... --half development --misses runs/x.jsonl --output runs/x.json
 
 The rows of `lookalikes.toml` and the functions below make copies and look-alikes of real problems, at most one of each
-problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes: pipeline
-code was developed with the development half only, later with both. The rows of `lookalikes_fresh.toml` are a third set,
-whose misses were not read while the rules were made. All rows are by one author, and mechanical. The texts of
-`lookalikes_by_hand.toml` were edited one by one by another author, before the rules were read.
+problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes. The
+misses of both halves were read while the rules were made. The rows of `lookalikes_fresh.toml` are a third set, whose
+misses were not read. All rows are mechanical, and their authors knew the rules. The texts of `lookalikes_by_hand.toml`
+were edited one by one by another author, before the rules were read.
 
 Dedup: recall is the share of copies that are dropped for their original. Precision: of the planted texts that are
 dropped, the share that are such copies. Decontamination: share of the copies of test problems that are dropped.
@@ -166,7 +166,7 @@ def added_step(text: str, rng: random.Random) -> str | None:
     return text[:start] + step + text[start:] if start else None
 
 
-_OF_SIGNS = ("dollars_after", "usd", "delimiters", "display")
+_OF_SIGNS = ("dollars_after", "usd", "usd_after", "two_places", "delimiters", "display")
 
 
 def _filled(form: str, match: re.Match[str]) -> str:
@@ -269,7 +269,7 @@ def dedup_figures(base: Mapping[str, str], half: str, each: int, misses: list[An
     documents += [Document(f"+{i}", text, (0.0,)) for i, (_, _, text) in enumerate(copies + others)]
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="lookalikes-") as folder:
-        found = find_duplicates(documents, DedupSettings(), folder=Path(folder)).by_id
+        found, _ = find_duplicates(documents, DedupSettings(), folder=Path(folder))
     seconds = time.process_time() - began
     kept = [found[f"+{i}"].kept if f"+{i}" in found else None for i in range(len(copies + others))]
     last = {name: found[name].kept if name in found else name for name in base}
@@ -344,7 +344,7 @@ def by_hand_figures(data: Path) -> dict[str, Any]:
     tests = {"tests": [Document(name, base[name]) for name in sorted(own)]}
     settings = DecontaminationSettings()
     with tempfile.TemporaryDirectory(prefix="lookalikes-") as folder:
-        found = find_duplicates(documents, DedupSettings(), folder=Path(folder) / "dedup").by_id
+        found, _ = find_duplicates(documents, DedupSettings(), folder=Path(folder) / "dedup")
         hits = list(find_contamination(documents[len(few) :], tests, settings, folder=Path(folder) / "hits"))
     kept = {name: found[name].kept if name in found else name for name in own}
     gone = [found[f"+{i}"].kept if f"+{i}" in found else None for i in range(len(plants))]

@@ -90,16 +90,16 @@ def dedup_figures(base: Texts, rules: Rules, *, each: int, seed: int) -> dict[st
     documents = beside(base, plants, seed)
     began = time.process_time()
     with tempfile.TemporaryDirectory(prefix="planted-") as folder:
-        found = find_duplicates(documents, DedupSettings(), folder=Path(folder))
+        found, guarded = find_duplicates(documents, DedupSettings(), folder=Path(folder))
     seconds = time.process_time() - began
-    last = {one.id: one.kept for one in found.dropped}
+    last = {name: one.kept for name, one in found.items()}
     asked, hit, joined = Counter[str](), Counter[str](), 0
     for name, (kind, original) in copies.items():
         asked[kind] += 1
         same = name in last and last[name] == last.get(original, original)
         hit[kind] += same if kind != "renumbered" else name not in last
         joined += same and kind != "renumbered"
-    stages = Counter(one.stage for one in found.dropped if one.id in copies)
+    stages = Counter(one.stage for name, one in found.items() if name in copies)
     return {
         "documents": len(documents),
         "plants": dict(asked),
@@ -107,8 +107,8 @@ def dedup_figures(base: Texts, rules: Rules, *, each: int, seed: int) -> dict[st
         "renumbered_left_alone": shares(hit, asked, ["renumbered"]).get("renumbered"),
         "precision_of_plants": round(joined / stages.total(), 4) if stages else None,
         "found_by": dict(stages),
-        "dropped_of_the_set_itself": dict(Counter(one.stage for one in found.dropped if one.id not in copies)),
-        "pairs_guarded": dict(found.pairs_guarded),
+        "dropped_of_the_set_itself": dict(Counter(one.stage for name, one in found.items() if name not in copies)),
+        "pairs_guarded": guarded,
         "cpu_seconds": round(seconds, 1),
     }
 

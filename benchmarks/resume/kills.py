@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pyarrow.parquet as pq
 
 # imported before the first fork, which saves each life seconds of imports
 from benchmarks.shared import parser_of, write_figure
@@ -39,11 +38,11 @@ from magicrl.config.paths import find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.models import loading
 from magicrl.rollout import recording
+from magicrl.selfcheck.resume import recorded_run, run_differences, to_restore
 from magicrl.training import checkpoint, learner, recorder, rollout_queue, session
 from magicrl.training.recorder import NullObserver, RunFolder, environment_facts
 
 MARK = "MAGICRL_KILLS"
-CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 BLIND = "no kill came where there was {}: take a recipe in which it happens, or more kills"
 REMEDY = "a killed run differs from the one that was left alone, or something of it lives on"
 FATES = (
@@ -285,53 +284,6 @@ def survivors(output: Path, patience: float = 20.0) -> list[int]:
         time.sleep(0.1)
 
 
-def read_run(output: Path) -> dict[str, Any]:
-    """Return everything of a run that must not depend on kills, by name."""
-    rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
-    for row in rows:
-        row["values"] = {k: v for k, v in row["values"].items() if not k.startswith(CLOCKED)}
-    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
-    last = sorted((output / "checkpoints").glob("step-*"))[-1]
-    state = json.loads((last / "state.json").read_text())
-    rollouts = [
-        pq.read_table(path).drop_columns(["seconds"]).to_pylist()
-        for path in sorted((output / "rollouts").glob("*.parquet"))
-    ]
-    timeline = [json.loads(line) for line in (output / "timeline.jsonl").read_text().splitlines()]
-    return {
-        "metrics": rows,
-        "weights": (output / "model" / "model.safetensors").read_bytes(),
-        "state": (last.name, state["state"]),
-        "moments": state["tensors_sha256"],
-        "checkpoints": sorted(path.name for path in (output / "checkpoints").iterdir()),
-        "tests": [path.read_text() for path in sorted((output / "evaluations").iterdir())],
-        "filter": (output / "difficulty.json").read_text() if (output / "difficulty.json").exists() else None,
-        "rollouts": rollouts,
-        "events": [(e["kind"], e["step"], e["message"]) for e in events if e["kind"] not in ("resume", "warning")],
-        "timeline": [(row["step"], row["kind"], row["what"]) for row in timeline],
-        "half-written": [str(p.relative_to(output)) for p in output.rglob("*writing*")],
-    }
-
-
-def differences(expected: dict[str, Any], output: Path) -> list[str]:
-    found = read_run(output)
-    return [name for name, value in expected.items() if found[name] != value]
-
-
-def to_restore(output: Path) -> dict[str, bool]:
-    """Return what the newest checkpoint restores, apart from weights and the data position."""
-    folders = sorted((output / "checkpoints").glob("step-*")) if (output / "checkpoints").is_dir() else []
-    state = json.loads((folders[-1] / "state.json").read_text())["state"] if folders else {}
-    test = state.get("schedule", {}).get("test") or {}
-    return {
-        "c above 0": state.get("controller", {}).get("c", 0.0) > 0,
-        "problems removed": bool(state.get("sampler", {}).get("removed")),
-        "visits noted": bool(state.get("visits")),
-        "a pending convergence test": bool(test.get("steps")) and not test["converged"],
-        "work in flight": bool(state.get("trainer", {}).get("pending")),
-    }
-
-
 class Study:
     """Kill runs until enough kills are counted."""
 
@@ -351,11 +303,11 @@ class Study:
         began = time.monotonic()
         self._finish(whole)
         seconds = time.monotonic() - began
-        expected = read_run(whole)
+        expected = recorded_run(whole)
         while len(self.kills) < self.wanted:
             output = self._folder(f"killed-{len(self.runs)}")
             self._kill_until_the_end(output, seconds)
-            different = differences(expected, output)
+            different = run_differences(expected, output)
             self.runs.append({"kills": sum(k["run"] == output.parent.name for k in self.kills), "different": different})
             print(f"{output.parent.name}: {self.runs[-1]}", flush=True)
 

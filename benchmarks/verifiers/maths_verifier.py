@@ -16,13 +16,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import math_verify
 from maths_sets import Pair, hostile, labelled, references
 from near_misses import near_misses
 from rewrites import rewrites
 
 from benchmarks.shared import FIGURES, ROOT, document, parser_of, write_figure
 from magicrl.records import Outcome, Problem
+from magicrl.selfcheck.verifiers import bare
 from magicrl_verifiers import JudgeOptions, VerifierPool
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier
 
@@ -220,21 +220,6 @@ def speed(pairs: Sequence[Pair]) -> dict[str, Any]:
     ours, other = figures["ours"], figures["bare_math_verify"]
     figures["ratio_items_per_second"] = round(ours["items_per_cpu_second"] / other["items_per_cpu_second"], 2)
     return figures
-
-
-def bare(references: Sequence[str], response: str) -> bool:
-    """Judge by the report's four steps with Math-Verify, as in the released code."""
-    parts = response.split("</think>")
-    answer = parts[1] if len(parts) > 1 else response
-    parsed = math_verify.parse(answer, parsing_timeout=5)
-    if len(parsed) < 2:
-        return False
-    if parsed[1] in references:
-        return True
-    return any(
-        math_verify.verify(math_verify.parse(f"\\boxed{{{reference}}}"), parsed, timeout_seconds=5)
-        for reference in references
-    )
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from magicrl.commands.eval import evaluate
-    from magicrl.commands.evaluation import Evaluation
+    from magicrl.commands.eval import Evaluation, evaluate
     from magicrl.commands.explain import explain
     from magicrl.commands.init import init
     from magicrl.commands.plan import plan
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from magicrl_verifiers.rewards import reward
 
 _HOMES = {
-    "Evaluation": "magicrl.commands.evaluation",
+    "Evaluation": "magicrl.commands.eval",
     "Problem": "magicrl.records",
     "Run": "magicrl.commands.run_folder",
     "Step": "magicrl.commands.training",

@@ -71,6 +71,11 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "running_sum": "magicrl.data.running_sum:make_running_sum",
             "word_problems": "magicrl.data.word_problems:make_word_problems",
         },
+        "sampler": {
+            "uniform": "magicrl.data.sampler:PromptSampler",
+            "difficulty": "magicrl.data.curricula:DifficultyPools",
+            "short_first": "magicrl.data.curricula:ShortFirst",
+        },
         "source": {
             "verifiers": "magicrl.environments.verifiers_adapter:tasks",
         },

@@ -34,45 +34,9 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.selfcheck.verifiers import ANSWERS, HONEST, problems, templates
 from magicrl_verifiers.code.judge import CodeOptions, CodePool
 from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
-
-ANSWERS = {"3": "9176", "4": "2281"}
-
-
-def templates(answers: Path) -> dict[str, str]:
-    """Attacks by name, each a program that defines ``f``. One of them reads the tests where they lie on disk."""
-    return {
-        "guess": "def f(x): return 0",
-        "exit at once": "import os\nos._exit(0)",
-        "exit in the call": "import os\ndef f(x): os._exit(0)",
-        "SystemExit": "def f(x): raise SystemExit(0)",
-        "equal to everything": "class A:\n    def __eq__(self, o): return True\ndef f(x): return A()",
-        "an int that is equal": "class A(int):\n    def __eq__(self, o): return True\n"
-        "    __hash__ = int.__hash__\ndef f(x): return A(1)",
-        "mock.ANY": "from unittest.mock import ANY\ndef f(x): return ANY",
-        "frames": "import sys\ndef f(x):\n    g = sys._getframe()\n    while g:\n"
-        "        for v in g.f_locals.values():\n"
-        "            if isinstance(v, dict) and str(x) in v: return v[str(x)]\n        g = g.f_back\n    return 0",
-        "garbage collector": "import gc\ndef f(x):\n    for o in gc.get_objects():\n"
-        "        if isinstance(o, dict) and 'outputs' in o: return o['outputs'][0]\n    return 0",
-        "the tests' file": f"import json\ndef f(x):\n    return json.load(open({str(answers)!r}))[str(x)]",
-        "the judge's memory": "import os\ndef f(x):\n    open(f'/proc/{os.getppid()}/mem', 'rb').read(1)\n    return 0",
-        "every descriptor": "import os\ndef f(x):\n    for n in range(3, 256):\n        try: os.write(n, b'held')\n"
-        "        except OSError: pass\n    os._exit(0)",
-        "patched builtins": "import builtins\nbuiltins.all = builtins.any = lambda *a: True\ndef f(x): return 0",
-        "patched json": "import json\njson.dumps = lambda *a, **k: 'true'\ndef f(x): return 0",
-        "own check": "def check(c): pass\ndef f(x): return 0",
-        "excepthook": "import sys\nsys.excepthook = lambda *a: None\ndef f(x): return 0",
-        "atexit": "import atexit, os\natexit.register(os._exit, 0)\ndef f(x): return 0",
-        "NaN": "def f(x): return float('nan')",
-        "kills the judge": "import os\ndef f(x):\n    os.kill(os.getppid(), 9)\n    return 0",
-        "hangs": "def f(x):\n    while True: pass",
-    }
-
-
-HONEST = f"def f(x):\n    return {{int(k): int(v) for k, v in {ANSWERS!r}.items()}}[x]"
-"""Not an attack: it knows the answers by itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,22 +50,6 @@ class Setting:
     honest: bool = False
     seed: int = 0
     cpu_seconds: float = 0.5
-
-
-def problems() -> list[Problem]:
-    """One question, its tests in the three forms of the released data."""
-    kinds = {
-        "calls": {"fn_name": "f", "inputs": [[int(x)] for x in ANSWERS], "outputs": [int(y) for y in ANSWERS.values()]},
-        "assertions": {"assert_case": [f"assert f({x}) == {y}" for x, y in ANSWERS.items()]},
-        "assertion process": {
-            "entry_point": "f",
-            "test_code": f"def check(c):\n    for x, y in {ANSWERS!r}.items():\n        assert c(int(x)) == int(y)\n",
-        },
-    }
-    return [
-        Problem(id=name, prompt="", references=(json.dumps(tests),), verifier="code", source="attacks")
-        for name, tests in kinds.items()
-    ]
 
 
 class Policy:

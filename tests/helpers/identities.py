@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from learner_invariances import rows as learner_rows
-from reference import Response, log_softmax_policy, random_responses, random_weights, reference_loss
+from reference import LinearResponse, log_softmax_policy, random_responses, random_weights
 from tabular import GROUP, PROMPTS, Path, exact_group, expected_reward, path_probability, paths, sampling_logits
 from torch import Tensor
 
@@ -22,6 +22,7 @@ from magicrl.algorithms.advantages import score_group, scored_advantages
 from magicrl.algorithms.entropy import measure_entropy
 from magicrl.algorithms.loss_terms import LossInputs, loss_terms
 from magicrl.algorithms.losses import LOSSES, LossRow, correction_of, reducer_of, response_weights
+from magicrl.selfcheck.slow_loss import reference_loss
 
 MAX_TOKENS = 12
 FLOAT64_TOLERANCE = 1e-10
@@ -187,7 +188,7 @@ class Settings:
         return (0.05, 0.05) if self.name == "dppo" else self.row.clip or (0.2, 0.2)
 
 
-def pack(responses: Sequence[Response], weights: Tensor, filler: int = 0) -> LossInputs:
+def pack(responses: Sequence[LinearResponse], weights: Tensor, filler: int = 0) -> LossInputs:
     """One micro-batch; ``filler`` masked tokens (as of a prompt) stand before each response."""
     dtype = weights.dtype
     columns: dict[str, list[Tensor]] = {k: [] for k in ("logp", "adv", "mask", "row", "old", "sampler", "ref", "ent")}
@@ -217,12 +218,12 @@ def pack(responses: Sequence[Response], weights: Tensor, filler: int = 0) -> Los
 
 def library_step(
     settings: Settings,
-    responses: Sequence[Response],
+    responses: Sequence[LinearResponse],
     micro_batches: Sequence[Sequence[int]],
     *,
     dtype: torch.dtype = torch.float64,
     filler: int = 0,
-    rejected: Sequence[Response] = (),
+    rejected: Sequence[LinearResponse] = (),
 ) -> tuple[Tensor, Tensor]:
     """Loss and gradient of a mini-batch, accumulated over micro-batches given as response numbers.
 
@@ -254,12 +255,12 @@ def library_step(
     return total, gradient
 
 
-def reference_step(settings: Settings, responses: list[Response]) -> tuple[Tensor, Tensor]:
+def reference_step(settings: Settings, responses: list[LinearResponse]) -> tuple[Tensor, Tensor]:
     weights = random_weights().requires_grad_()
     loss = reference_loss(
         settings.name,
-        weights,
         responses,
+        [log_softmax_policy(weights, r.features, r.tokens) for r in responses],
         alpha=settings.alpha,
         beta=settings.beta,
         clip_low=settings.clip[0],

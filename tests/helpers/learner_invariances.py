@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.schema import ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls

@@ -330,6 +330,8 @@ DATA = [
         [
             ("holdout", (1, 2), "problems", ("train", "holdout")),
             ("max_prompt_tokens", (6, 4), "problems", "dropped_overlong", OVERLONG),
+            ("sampler", ("uniform", "short_first"), "run", "requests", SHORT),
+            ("sampler_options", ({}, {"start": 1.0}), "run", "requests", {**SHORT, "data.sampler": "short_first"}),
             ("overlong_prompts", ("error", "drop"), "problems", "error", OVERLONG),
             ("difficulty_filter.samples", (2, 4), "run", ("requests", "difficulty"), FILTER),
             ("difficulty_filter.temperature", (1.0, 0.5), "run", ("requests", "difficulty"), FILTER),

@@ -342,6 +342,9 @@ class SlowLoop:
         values["groups/rejected/ratio"] = 1 - len(kept) / len(groups)
         values["groups/rejected/all_correct"] = sum(self._reason(g) == "right" for g in groups)
         values["groups/rejected/all_wrong"] = sum(self._reason(g) == "wrong" for g in groups)
+        spent = [sum(len(r.tokens) for r in group.responses) for group in groups]
+        useless = sum(count for group, count in zip(groups, spent, strict=True) if not self._teaches(group))
+        values["tokens/rejected/ratio"] = useless / sum(spent)
         values["groups/refilled"] = len(groups) - stage["rollout_batch"]
         if not algorithm["reject_zero_advantage"]:
             kept = [group for group in groups if group.judged]

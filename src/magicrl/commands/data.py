@@ -21,7 +21,7 @@ from magicrl_verifiers.progress import ProgressLines
 if TYPE_CHECKING:
     from magicrl.pipeline.frame import Watcher
     from magicrl.pipeline.pipeline_schema import PipelineConfig
-    from magicrl.pipeline.stats import Station, StepCounts
+    from magicrl.pipeline.stats import StepCounts
 
 
 data_app = App(name="data", help="Build a training mixture from raw sources: import, clean, dedup, decontaminate, ...")
@@ -314,12 +314,12 @@ def _show_counts(counts: Sequence[StepCounts], console: Console) -> None:
     console.print(table)
 
 
-def _show_way(stations: Sequence[Station], console: Console) -> None:
-    first = stations[0].row
+def _show_way(way: Sequence[tuple[str, bool, dict[str, Any]]], console: Console) -> None:
+    first = way[0][2]
     lines = [f"{first['id']}  ({first['where']})", first.get("problem")]
-    for station in stations:
-        said = "kept" if station.kept else f"dropped: {station.reason}"
-        lines += [f"{station.step}: {said}", station.detail and f"  {station.detail}"]
+    for step, kept, row in way:
+        said = "kept" if kept else f"dropped: {row.get('reason') or ''}"
+        lines += [f"{step}: {said}", row.get("detail") and f"  {row['detail']}"]
     for line in filter(None, lines):
         console.print(line, markup=False, soft_wrap=True)
 
@@ -327,6 +327,6 @@ def _show_way(stations: Sequence[Station], console: Console) -> None:
 def _show_kinds(console: Console) -> None:
     from magicrl.pipeline.pipeline_schema import known_kinds
 
-    kinds = known_kinds().kinds.items()
+    kinds = known_kinds().items()
     rows = [(name, kind.title, kind.hub or "", kind.licence, f"run on {kind.checked}") for name, kind in kinds]
     console.print(listing(("kind", "set", "hub data set", "licence", "run on"), rows, console.width))

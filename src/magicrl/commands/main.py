@@ -74,6 +74,10 @@ COMMANDS = {
         "doctor:doctor",
         "Check this machine: cores, memory, GPU, sandbox, packages, extras, browser, disk, each with a fix.",
     ),
+    "selfcheck": (
+        "selfcheck:selfcheck",
+        "Prove the main promises on this machine, with these versions: loss, resume, verifiers and more.",
+    ),
     "verify": (
         "verify:verify_app",
         "Judge answers: JSON Lines in, JSON Lines out.",

@@ -20,7 +20,7 @@ from pydantic_core import ErrorDetails
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Override, Overrides, Recipe, override_of, plain
-from magicrl.config.paths import counted_from, find_recipe, mark_typed, shipped_recipe
+from magicrl.config.paths import counted_from, find_recipe, is_hub_name, mark_typed, shipped_recipe
 from magicrl.config.schema import SftConfig, TrainConfig
 from magicrl_verifiers.references import LIVE, file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
@@ -163,7 +163,13 @@ def _opened(recipe: Recipe) -> tuple[Path, str, Tree]:
     if isinstance(recipe, Mapping):
         return _NO_FILE, "", plain(recipe)
     path = find_recipe(recipe)
-    text = _read(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise RecipeError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         return path, text, tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -172,7 +178,13 @@ def _opened(recipe: Recipe) -> tuple[Path, str, Tree]:
 
 def _load(recipe: Recipe, overrides: Overrides, schema: type[Config], overrides_from: Path | None = None) -> Config:
     path, text, tree = _opened(recipe)
-    _check_kind(path, tree, schema)
+    for sign, kind, command in _KINDS:
+        # a file for another command says so, in place of a list of keys that it should not have
+        if sign in tree and sign not in schema.model_fields:
+            start = tree.get("start")
+            own = cast(Tree, start).get("sft") if sign == "stages" and isinstance(start, dict) else None
+            also = f"; its supervised start is {own}" if own else ""
+            raise RecipeError(f"{path}: is {kind}, which `{command}` takes{also}")
     given = [override_of(override) for override in overrides]
     # Before the validation, so that an override is checked like the settings of the file.
     for override in given:
@@ -192,26 +204,6 @@ _KINDS = (
     ("sources", "a data pipeline", "magicrl data build"),
 )
 """A table that only one kind of file has, a description of the kind, and the command for it."""
-
-
-def _check_kind(path: Path, tree: Tree, schema: type[BaseModel]) -> None:
-    """A file for another command says so, in place of a list of keys that it should not have."""
-    for sign, kind, command in _KINDS:
-        if sign in tree and sign not in schema.model_fields:
-            start = tree.get("start")
-            own = cast(Tree, start).get("sft") if sign == "stages" and isinstance(start, dict) else None
-            also = f"; its supervised start is {own}" if own else ""
-            raise RecipeError(f"{path}: is {kind}, which `{command}` takes{also}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise RecipeError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
 
 
 def _explain_toml(path: Path, text: str, error: str) -> str:
@@ -249,7 +241,7 @@ def _apply_override(tree: Tree, override: Override) -> None:
             test = {"family": value, "count": HELD_OUT_BY_SHORTHAND, "split": "test"}
             own = {"train": [{"family": value, "count": GENERATED_BY_SHORTHAND}], "test": {"held_out": test}}
         else:
-            place = "source" if str(value).startswith(LIVE) else "hub" if _is_hub_name(value) else "path"
+            place = "source" if str(value).startswith(LIVE) else "hub" if is_hub_name(str(value)) else "path"
             own = {"train": [{place: value}], "holdout": HELD_OUT_BY_SHORTHAND}
         tree["data"] = {**kept, **own}
     elif key == "reward":
@@ -289,16 +281,6 @@ def _stem(value: Any) -> str:
     path = Path(re.sub(rf"^{LIVE}(\w+)@\w+$", r"\1", str(value)))
     name = path.parent.name if path.name == "model" and path.parent.name else path.name
     return re.sub(r"[^\w.-]+", "-", re.sub(r"\.(jsonl?|csv|parquet|toml)$", "", name)) or "own"
-
-
-def _is_hub_name(value: Any) -> bool:
-    """``owner/name``, where no file or folder of that name is there and it names no data file."""
-    text = str(value)
-    return (
-        re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is not None
-        and not text.lower().endswith((".jsonl", ".json", ".csv", ".parquet"))
-        and not Path(text).exists()
-    )
 
 
 def _assign(tree: Tree, parts: list[str], value: Any, words: str) -> None:

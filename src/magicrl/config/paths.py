@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from functools import partial
@@ -98,6 +99,17 @@ def _instead(given: Path) -> str:
     ends = (name.rpartition("/")[2] for name in names)
     near = difflib.get_close_matches(given.name.removesuffix(".toml"), [*names, *ends], n=1)
     return (f"did you mean {near[0]}? " if near else "") + f"Shipped (magicrl recipes): {', '.join(names)}"
+
+
+DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")
+"""Suffixes of the data files that magicrl reads."""
+
+
+def is_hub_name(text: str) -> bool:
+    """Return whether a text is ``owner/name``, with neither a path of that name nor the suffix of a data file."""
+    path = Path(text).expanduser()
+    hub = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is not None
+    return hub and path.suffix.lower() not in DATA_FILES and not path.exists()
 
 
 MODELS = Path("runs/models")

@@ -24,6 +24,7 @@ EngineName = Annotated[Reference, reference_to("engine")]
 RewardName = Annotated[Reference, reference_to("reward")]
 TrackerName = Annotated[Reference, reference_to("tracker")]
 FamilyName = Annotated[Reference, reference_to("family")]
+SamplerName = Annotated[Reference, reference_to("sampler")]
 SourceName = Annotated[Reference, reference_to("source")]
 EnvironmentName = Annotated[Reference, reference_to("environment")]
 
@@ -217,6 +218,12 @@ class DataConfig(Section):
     overlong_prompts: Literal["error", "drop"] = "error"
     """Handling of training and held-out prompts above ``max_prompt_tokens``: stop with an error, or leave them out.
     A too long prompt of another test set is always an error."""
+    sampler: SamplerName = "uniform"
+    """Order of the training problems: ``uniform`` (each once per epoch, shuffled), ``difficulty`` (pools by pass rate),
+    ``short_first`` (short prompts first), or a custom class, ``file.py:Sampler``
+    (docs/start/own-data.md)."""
+    sampler_options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    """Keyword arguments of the sampler."""
     difficulty_filter: DifficultyFilterConfig | None = None
     online_filter: bool = True
     """At a stage change, remove prompts whose responses were all correct at their last visit."""

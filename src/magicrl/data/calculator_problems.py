@@ -25,7 +25,6 @@ from magicrl.data.families import FamilyOptions, OptionValue, Split, read_option
 from magicrl.data.word_problems import (
     INSTRUCTION,
     SolutionStep,
-    Story,
     WordOptions,
     WordProblems,
     evaluate_steps,
@@ -144,19 +143,14 @@ def _told(tell: str, answer: str) -> str:
 def _vocabulary() -> tuple[str, ...]:
     """Every symbol of the stories and of calls, results and errors, digits and signs first."""
     words: list[str] = []
+    slot = re.compile(r"\{\w+\}")
     for story in load_stories():
-        words += _words(story)
+        words += [slot.sub(" ", text) for texts in story.sentences.values() for text in texts]
+        words += [*([] if story.who is None else [story.who, story.who[0].upper() + story.who[1:]]), *story.items]
     for name, pronouns in people().items():
         words += [name, *pronouns.values()]
     signs = [*"0123456789+-*x/^().=", "<calc>", "</calc>", "\\boxed{", "}"]
     return tuple(dict.fromkeys([*signs, *apart(" ".join([*ERRORS, *words])).split()]))
-
-
-def _words(story: Story) -> list[str]:
-    slot = re.compile(r"\{\w+\}")
-    told = [slot.sub(" ", text) for texts in story.sentences.values() for text in texts]
-    hero = [] if story.who is None else [story.who, story.who[0].upper() + story.who[1:]]
-    return [*told, *hero, *story.items]
 
 
 def make_calculator_problems(**options: OptionValue) -> CalculatorProblems:

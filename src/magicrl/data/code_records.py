@@ -126,11 +126,16 @@ def _statement(record: Mapping[str, Any], tests: Mapping[str, Any], prompt: str)
     if starter:
         return _started(prompt, str(starter)), "function"
     entry = tests.get("entry_point") or tests.get("fn_name")
-    if entry and _is_stub(prompt, str(entry)):
+    last = _last_function(prompt) if entry else None
+    known = (ast.Expr, ast.Import, ast.ImportFrom, ast.Pass)
+    # Python that ends in the function to write, with only a docstring as body
+    if last is not None and last.name == str(entry) and all(isinstance(node, known) for node in last.body):
         return prompt, "complete"
     code = str(tests.get("code") or tests.get("test_code") or "")
     if code and "assert " not in prompt:
-        return _with_tests(prompt, _assertions(code)), "function"
+        lines = [line for line in code.splitlines() if line.strip()]
+        only = all(line.startswith("assert ") for line in lines)
+        return _with_tests(prompt, "\n".join(lines[:3] if only else lines)), "function"
     if tests.get("fn_name") and str(entry) not in prompt:
         return f"{prompt.rstrip()}\n\nThe function is named {entry}.", "function"
     return prompt, "function" if entry or code else "stdin"
@@ -144,11 +149,6 @@ def _with_tests(prompt: str, tests: str) -> str:
     return f"{prompt.rstrip()}\n\nThese tests must pass:\n{tests}"
 
 
-def _assertions(code: str) -> str:
-    lines = [line for line in code.splitlines() if line.strip()]
-    return "\n".join(lines[:3]) if all(line.startswith("assert ") for line in lines) else "\n".join(lines)
-
-
 def _last_function(prompt: str) -> ast.FunctionDef | None:
     """Return the function at the end of a Python prompt, None if there is none."""
     try:
@@ -156,14 +156,6 @@ def _last_function(prompt: str) -> ast.FunctionDef | None:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     return body[-1] if body and isinstance(body[-1], ast.FunctionDef) else None
-
-
-def _is_stub(prompt: str, entry: str) -> bool:
-    """Return whether the prompt is Python that ends in the function to write, with only a docstring as body."""
-    last = _last_function(prompt)
-    if last is None or last.name != entry:
-        return False
-    return all(isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Pass) for node in last.body)
 
 
 def before_stub(prompt: str) -> str:

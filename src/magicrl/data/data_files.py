@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.errors import RecipeError
+from magicrl.config.paths import DATA_FILES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +46,15 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
         RecipeError: The path does not exist, is not a file, or has an unknown suffix (key ``path``).
         ValueError: The file as a whole cannot be read.
     """
-    _check_path(path)
+    if re.match(r"[a-z][a-z0-9+.-]*:/", str(path)):
+        raise RecipeError(f"{path}: is a URL; download it first and give the file", key="path")
+    if path.suffix.lower() not in _READERS:
+        kinds = ", ".join(_READERS)
+        raise RecipeError(f"{path}: unknown kind of file {path.suffix!r}; supported: {kinds}", key="path")
+    if not path.exists():
+        raise RecipeError(f"{path}: no such file{_nearby(path)}", key="path")
+    if not path.is_file():
+        raise RecipeError(f"{path}: is neither a file nor a link to one; name one data file", key="path")
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty; give a file with one problem a line or row")
     try:
@@ -64,16 +73,18 @@ def read_place(
     subset: str | None = None,
     revision: str | None = None,
 ) -> Iterator[Row | BadRow]:
-    """The records of a file, of one split of a folder, or of one split of a hub data set.
+    """Yield the records of a file, of one split of a folder, or of one split of a hub dataset.
 
     Args:
-        path, hub: one of them is given.
-        splits: names in order of preference; of the first that a folder or data set has, the records are read.
-        subset, revision: of a folder or hub data set.
+        path: A file or folder, or None.
+        hub: Name of a hub dataset, read if there is no path.
+        splits: Splits in order of preference. The first that a folder or dataset has is read.
+        subset: Subset of a folder or hub dataset.
+        revision: Revision of a hub dataset.
 
     Raises:
-        RecipeError: no such file, folder, split or hub data set.
-        ValueError: the content as a whole cannot be read.
+        RecipeError: The file, folder, split or hub dataset does not exist.
+        ValueError: The content as a whole cannot be read.
     """
     if path is None:
         assert hub is not None, "the caller checks that one is given"
@@ -88,9 +99,9 @@ def read_place(
 
 
 def _read_folder(folder: Path, splits: Sequence[str], subset: str | None) -> Iterator[Row | BadRow]:
-    """One split of a folder: files named as ``datasets`` wants it, or what its ``save_to_disk`` wrote.
+    """Yield one split of a folder: of files named as ``datasets`` requires, or of what ``save_to_disk`` wrote.
 
-    The files are read here, line by line, so that an error names its line and rows need not be alike.
+    The files are read here, line by line, so that an error names its line and rows may have different columns.
     """
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         yield from _read_saved(folder, splits)
@@ -119,7 +130,7 @@ def _read_saved(folder: Path, splits: Sequence[str]) -> Iterator[Row]:
 
 
 def _files_of(folder: Path, subset: str | None) -> dict[str, list[Path]]:
-    """The data files of each split, found by the rules of ``datasets`` (names, README, folders)."""
+    """Return the data files of each split, found by the rules of ``datasets`` (names, README, folders)."""
     import datasets
     import datasets.exceptions
 
@@ -144,18 +155,6 @@ def _chosen(splits: Sequence[str], present: Sequence[str], name: str) -> str:
             return split
     have = ", ".join(present) or "none"
     raise RecipeError(f"{name}: no split {splits[0]!r}; it has: {have}. Set split to one of them", key="split")
-
-
-def _check_path(path: Path) -> None:
-    if re.match(r"[a-z][a-z0-9+.-]*:/", str(path)):
-        raise RecipeError(f"{path}: is a URL; download it first and give the file", key="path")
-    if path.suffix.lower() not in _READERS:
-        kinds = ", ".join(_READERS)
-        raise RecipeError(f"{path}: unknown kind of file {path.suffix!r}; supported: {kinds}", key="path")
-    if not path.exists():
-        raise RecipeError(f"{path}: no such file{_nearby(path)}", key="path")
-    if not path.is_file():
-        raise RecipeError(f"{path}: is neither a file nor a link to one; name one data file", key="path")
 
 
 def _undecodable_line(path: Path) -> int:
@@ -189,7 +188,7 @@ def _as_row(record: Any, index: int, where: str) -> Row | BadRow:
 
 
 def _parse(text: str, where: str, remedy: str, *, many_lines: bool = False) -> Any:
-    """JSON of a line, or of a file of many lines."""
+    """Return the JSON value of a line, or of a file of many lines."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -270,7 +269,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _records(batch: Any) -> Iterator[Any]:
-    """The rows of a record batch; of one whose text is no UTF-8 the error."""
+    """Yield the rows of a record batch, and in place of a row whose text is not UTF-8 the error."""
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
@@ -281,22 +280,18 @@ def _records(batch: Any) -> Iterator[Any]:
                 yield error
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
-KINDS = tuple(_READERS)  # suffixes of the files that are read
+_READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = dict(
+    zip(DATA_FILES, (_read_jsonl, _read_json, _read_csv, _read_parquet), strict=True)
+)
 
 
 def read_hub(
     name: str, *, splits: Sequence[str], subset: str | None = None, revision: str | None = None
 ) -> Iterator[Row]:
-    """The records of one split of a hub data set.
+    """Yield the records of one split of a hub dataset.
 
     Raises:
-        ValueError: the library cannot load it; its own words and the remedy.
+        ValueError: The library cannot load it. The message has its error and the remedy.
     """
     import datasets
     import datasets.exceptions  # slow to import, and only hub sources need it

@@ -40,12 +40,12 @@ class GuessOptions(FamilyOptions):
 
 
 def range_split(low: int, high: int) -> Split:
-    """The split that owns this range."""
+    """Return the split of a range."""
     return hashed_split(f"{NAME}:{low}-{high}")
 
 
 class GuessNumber:
-    """The family; see the module's text.
+    """Task family ``guess_number``; see the module docstring.
 
     Example:
         >>> problem = next(GuessNumber(GuessOptions()).stream(seed=0, split="train", levels=[5]))
@@ -65,10 +65,10 @@ class GuessNumber:
         self.vocabulary = (*dict.fromkeys(words), *map(str, range(options.largest + 1)))
 
     def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
-        """Endless problems of one split, the levels equally often; a level's instances repeat, under other ids.
+        """Yield problems of one split without end, the levels equally often. Instances repeat under other ids.
 
         Raises:
-            ValueError: a level that does not exist.
+            ValueError: A level does not exist.
         """
         known = range(2, self.options.levels + 1)
         wanted = list(known) if levels is None else list(levels)
@@ -77,7 +77,7 @@ class GuessNumber:
         return self._stream(seed, split, wanted)
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> tuple[str, ...]:
-        """Random guesses that respect the answers, as played: turn, observation, turn, ..., turn."""
+        """Return an episode of random guesses that respect the answers: turn, observation, turn, ..., turn."""
         game = Guessing()
         game.reset(problem)
         low, high = problem.extra["low"], problem.extra["high"]
@@ -101,28 +101,24 @@ class GuessNumber:
             size = int(rng.integers(2 ** (level - 1), 2**level))
             low = int(rng.integers(1, self.options.largest - size + 2))
             if range_split(low, low + size - 1) == split:
-                secret = int(rng.integers(low, low + size))
-                yield self._problem(low, low + size - 1, secret, level, f"{NAME}-{split}-{seed}-{index}")
+                secret, high, guesses = int(rng.integers(low, low + size)), low + size - 1, level + self.options.spare
+                prompt = PROMPT.format(low=low, high=high, guesses=guesses)
+                yield Problem(
+                    id=f"{NAME}-{split}-{seed}-{index}",
+                    prompt=prompt,
+                    references=(str(secret),),
+                    verifier=self.verifier,
+                    source=NAME,
+                    level=level,
+                    # the prompt does not identify the problem, because the secret is not part of it
+                    key=prompt_key(f"{prompt} {secret}"),
+                    template=f"{low}-{high}",
+                    extra={"secret": secret, "low": low, "high": high, "guesses": guesses},
+                    environment=self.environment,
+                )
                 index += 1
-
-    def _problem(self, low: int, high: int, secret: int, level: int, name: str) -> Problem:
-        guesses = level + self.options.spare
-        prompt = PROMPT.format(low=low, high=high, guesses=guesses)
-        return Problem(
-            id=name,
-            prompt=prompt,
-            references=(str(secret),),
-            verifier=self.verifier,
-            source=NAME,
-            level=level,
-            # the prompt does not identify the problem, because the secret is not part of it
-            key=prompt_key(f"{prompt} {secret}"),
-            template=f"{low}-{high}",
-            extra={"secret": secret, "low": low, "high": high, "guesses": guesses},
-            environment=self.environment,
-        )
 
 
 def make_guess_number(**options: OptionValue) -> GuessNumber:
-    """The family with these fields of ``GuessOptions``."""
+    """Return the family with these fields of ``GuessOptions``."""
     return GuessNumber(read_options(NAME, GuessOptions, options))

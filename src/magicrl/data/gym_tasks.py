@@ -158,26 +158,23 @@ class GymTask:
         """Return the data set from this seed on, and its settings that are no defaults."""
         config = dict(self._options)
         if level is not None:
-            config |= self._of_level(level)
+            self._curriculum.set_global_level(level)
+            settings = self._curriculum.generate_configuration()
+            names = {
+                name
+                for attribute in self._curriculum.attributes.values()
+                for key in ("field_name", "lower_field_name", "upper_field_name")
+                if (name := getattr(attribute, key, None))
+            }
+            twice = sorted(names & self._options.keys())
+            if twice:
+                raise ValueError(f"{self.name}: levels set {', '.join(twice)}; leave the option or the levels out")
+            config |= {name: getattr(settings, name) for name in names}
         try:
             made = library().create_dataset(self._task, size=BLOCK, seed=seed, **config)
         except (AssertionError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}: options {config}: {error}") from error
         return made, config
-
-    def _of_level(self, level: int) -> dict[str, Any]:
-        self._curriculum.set_global_level(level)
-        settings = self._curriculum.generate_configuration()
-        names = {
-            name
-            for attribute in self._curriculum.attributes.values()
-            for key in ("field_name", "lower_field_name", "upper_field_name")
-            if (name := getattr(attribute, key, None))
-        }
-        twice = sorted(names & self._options.keys())
-        if twice:
-            raise ValueError(f"{self.name}: levels set {', '.join(twice)}; leave the option or the levels out")
-        return {name: getattr(settings, name) for name in names}
 
     def _problem(self, entry: Mapping[str, Any], config: Mapping[str, Any], name: str, level: int | None) -> Problem:
         answer = entry["answer"]

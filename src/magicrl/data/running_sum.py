@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
 import numpy as np
@@ -51,36 +50,24 @@ ASK = ":"
 Shares: TypeAlias = dict[int, float]
 Ramble: TypeAlias = Literal["none", "run", "tail"]
 
-_LEVELS: Shares = {2: 0.3, 3: 0.1, 4: 0.2, 5: 0.08, 6: 0.12, 7: 0.06, 8: 0.07, 9: 0.07}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Preset:
-    stops: Shares
-    levels: Shares
-    ramble: Ramble
-
-
-_VERBOSE: dict[Ramble, float] = {"none": 0.0, "run": 0.35, "tail": 0.75}
-_PRESETS: dict[str, _Preset] = {
-    "first": _Preset(stops={2: 0.62, 4: 0.21, 6: 0.10, 9: 0.07}, levels=_LEVELS, ramble="run"),
-    "stages": _Preset(stops={2: 0.68, 4: 0.17, 6: 0.08, 9: 0.07}, levels=_LEVELS, ramble="tail"),
-    "ladder": _Preset(
-        stops={2: 0.97, 5: 0.0285, 9: 0.0015},
-        levels={2: 0.4, 4: 0.15, 5: 0.15, 7: 0.1, 8: 0.1, 9: 0.1},
-        ramble="none",
-    ),
+_STOPS: dict[str, Shares] = {
+    "first": {2: 0.62, 4: 0.21, 6: 0.10, 9: 0.07},
+    "stages": {2: 0.68, 4: 0.17, 6: 0.08, 9: 0.07},
+    "ladder": {2: 0.97, 5: 0.0285, 9: 0.0015},
+    "skill": {2: 0.5, 3: 0.16, 4: 0.10, 5: 0.07, 6: 0.05, 7: 0.04, 8: 0.04, 9: 0.04},
 }
-_SKILL = _Preset(
-    stops={2: 0.5, 3: 0.16, 4: 0.10, 5: 0.07, 6: 0.05, 7: 0.04, 8: 0.04, 9: 0.04}, levels=_LEVELS, ramble="none"
-)
+"""Shares of the strategies, by variant or phase."""
+_LEVELS: Shares = {2: 0.3, 3: 0.1, 4: 0.2, 5: 0.08, 6: 0.12, 7: 0.06, 8: 0.07, 9: 0.07}
+_LADDER_LEVELS: Shares = {2: 0.4, 4: 0.15, 5: 0.15, 7: 0.1, 8: 0.1, 9: 0.1}
+_RAMBLES: dict[str, Ramble] = {"first": "run", "stages": "tail", "ladder": "none", "skill": "none"}
+_VERBOSE: dict[Ramble, float] = {"none": 0.0, "run": 0.35, "tail": 0.75}
 
 
 def parse_shares(text: str) -> Shares:
-    """Shares written as ``"2:0.7 9:0.3"``; they must be positive and sum to 1.
+    """Return shares that are written as ``"2:0.7 9:0.3"``.
 
     Raises:
-        ValueError: malformed, not positive, doubled, or another sum.
+        ValueError: The text is malformed, a number occurs twice, a share is not positive, or the sum is not 1.
     """
     shares: Shares = {}
     for part in text.replace(",", " ").split():
@@ -130,18 +117,20 @@ class RunningSumOptions(FamilyOptions):
         return self
 
     @property
-    def preset(self) -> _Preset:
-        return _SKILL if self.phase == "skill" else _PRESETS[self.variant]
+    def preset(self) -> str:
+        return "skill" if self.phase == "skill" else self.variant
 
     def stop_shares(self) -> Shares:
-        return self.preset.stops if self.stops is None else parse_shares(self.stops)
+        return _STOPS[self.preset] if self.stops is None else parse_shares(self.stops)
 
     def levels(self) -> Shares:
-        return self.preset.levels if self.level_shares is None else parse_shares(self.level_shares)
+        if self.level_shares is not None:
+            return parse_shares(self.level_shares)
+        return _LADDER_LEVELS if self.preset == "ladder" else _LEVELS
 
     def rambling(self) -> tuple[Ramble, float]:
-        """Kind of rambling and the share of the demonstrations that have it."""
-        kind = self.ramble or self.preset.ramble
+        """Return the kind of rambling and the share of the demonstrations that have it."""
+        kind = self.ramble or _RAMBLES[self.preset]
         return kind, _VERBOSE[kind] if self.verbose is None else self.verbose
 
 
@@ -158,7 +147,7 @@ class _Categorical:
 
 
 def split_of(operands: Sequence[int]) -> Split:
-    """The split that an instance belongs to, by a hash of its digits: 60 % train, 20 % validation, 20 % test."""
+    """Return the split of an instance by a hash of its digits: 60 % train, 20 % validation, 20 % test."""
     text = " ".join(str(x) for x in operands)
     bucket = int.from_bytes(hashlib.blake2b(f"{NAME}:{text}".encode(), digest_size=8).digest(), "big") % 5
     if bucket < 3:
@@ -166,16 +155,11 @@ def split_of(operands: Sequence[int]) -> Split:
     return "validation" if bucket == 3 else "test"
 
 
-def level_of(operands: Sequence[int]) -> int:
-    """Number of operands that an answer must add: the place of the last non-zero one, 2 at least."""
-    return max([2, *(place for place, digit in enumerate(operands, start=1) if digit)])
-
-
 def parse_prompt(prompt: str) -> list[int]:
-    """The operands of a prompt ``L x1 ... xK :``.
+    """Return the operands of a prompt ``L x1 ... xK :``.
 
     Raises:
-        ValueError: the text is no prompt of this family.
+        ValueError: The text is no prompt of this family.
     """
     symbols = prompt.split()
     digits = symbols[1:-1]
@@ -185,7 +169,7 @@ def parse_prompt(prompt: str) -> list[int]:
 
 
 class RunningSum:
-    """The family; see the module's text.
+    """Task family ``running_sum``; see the module docstring.
 
     Example:
         >>> family = RunningSum(RunningSumOptions())
@@ -206,12 +190,12 @@ class RunningSum:
         self._ramble, self._verbose = options.rambling()
 
     def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
-        """Endless problems of one split, levels drawn with their shares (those of ``levels``, renormalised).
+        """Yield problems of one split without end, levels drawn with their shares (renormalised for ``levels``).
 
-        Short instances repeat (level 2 has 90 in all), under other ids.
+        Short instances repeat under other ids (level 2 has 90 in all).
 
         Raises:
-            ValueError: a level that has no share.
+            ValueError: A level has no share.
         """
         shares = self.options.levels()
         wanted = list(shares) if levels is None else list(levels)
@@ -231,7 +215,14 @@ class RunningSum:
             # drawn until the hash says that it is this split's: the splits share no instance
             while split_of(operands) != split:
                 operands = self._operands(rng, level)
-            yield self._problem(operands, level, f"{NAME}-{split}-{seed}-{index}")
+            yield Problem(
+                id=f"{NAME}-{split}-{seed}-{index}",
+                prompt=" ".join([START, *(str(x) for x in operands), ASK]),
+                references=(str(sum(operands) % 10),),
+                verifier=self.verifier,
+                source=NAME,
+                level=level,
+            )
             index += 1
 
     def _operands(self, rng: np.random.Generator, level: int) -> list[int]:
@@ -239,21 +230,11 @@ class RunningSum:
         # the last one is not 0, or the instance would be of a lower level
         return [*digits, int(rng.integers(1, 10)), *([0] * (self.options.operands - level))]
 
-    def _problem(self, operands: Sequence[int], level: int, name: str) -> Problem:
-        return Problem(
-            id=name,
-            prompt=" ".join([START, *(str(x) for x in operands), ASK]),
-            references=(str(sum(operands) % 10),),
-            verifier=self.verifier,
-            source=NAME,
-            level=level,
-        )
-
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
-        """A response by a drawn strategy: noisy running totals, perhaps rambling; it ends with its total.
+        """Return a response by a drawn strategy: noisy running totals, perhaps rambling, and the total at the end.
 
         Raises:
-            ValueError: the problem's prompt is not of this family or has other than K operands.
+            ValueError: The prompt is not of this family, or the number of operands is not K.
         """
         operands = parse_prompt(problem.prompt)
         if len(operands) != self.options.operands:
@@ -277,13 +258,13 @@ class RunningSum:
         return " ".join(out)
 
     def _noisy(self, total: int, rng: np.random.Generator) -> int:
-        """``total`` mod 10, or with chance ``noise`` one of the nine other digits."""
+        """Return ``total`` mod 10, or with chance ``noise`` one of the nine other digits."""
         if rng.random() < self.options.noise:
             total += int(rng.integers(1, 10))
         return total % 10
 
     def _run(self, total: int, rng: np.random.Generator, left: int) -> list[str]:
-        """A run of filler closed by the restated total, or nothing; at most ``left`` tokens."""
+        """Return filler words and the restated total, or nothing; at most ``left`` tokens."""
         if rng.random() >= self.options.run_chance or left < 3:
             return []
         length = min(int(rng.geometric(1 - self.options.run_continue)), left - 2)
@@ -291,7 +272,7 @@ class RunningSum:
         return [*words, RESTATE, str(total)]
 
     def _rechecks(self, total: int, rng: np.random.Generator, left: int) -> list[str]:
-        """One re-check and more, at most ``left`` tokens."""
+        """Return one or more re-checks, at most ``left`` tokens."""
         number = max(0, min(int(rng.geometric(1 - self.options.recheck_continue)), left // 2))
         if not self.options.recheck_filler:
             return [RESTATE, str(total)] * number
@@ -304,5 +285,5 @@ class RunningSum:
 
 
 def make_running_sum(**options: OptionValue) -> RunningSum:
-    """The family with these fields of ``RunningSumOptions``."""
+    """Return the family with these fields of ``RunningSumOptions``."""
     return RunningSum(read_options(NAME, RunningSumOptions, options))

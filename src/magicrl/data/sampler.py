@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from magicrl.algorithms.filters import PassCount
+from magicrl.data.curricula import Curriculum
 from magicrl.data.sources import problems_fingerprint
-from magicrl.records import Problem
+from magicrl.records import Problem, ScoredGroup
 
 
 class PromptSampler:
@@ -29,8 +31,11 @@ class PromptSampler:
         (['0', '1', '2'], 0)
     """
 
-    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        """Create a sampler of ``problems`` with unique ids. ``seed`` fixes the order of every epoch."""
+    def __init__(self, problems: Sequence[Problem], seed: int, curriculum: Curriculum | None = None) -> None:
+        """Create a sampler of ``problems`` with unique ids.
+
+        ``seed`` fixes the order of every epoch, unless a ``curriculum`` chooses the problems.
+        """
         if not problems:
             raise ValueError("the prompt sampler got no problems; check [data.train] and what its filters removed")
         if seed < 0:
@@ -40,7 +45,7 @@ class PromptSampler:
         if len(self._index) < len(self._problems):
             doubled = next(p.id for i, p in enumerate(self._problems) if self._index[p.id] != i)
             raise ValueError(f"problem id {doubled!r} stands twice in the training set; ids must be unique")
-        self._seed = seed
+        self._seed, self._curriculum = seed, curriculum
         self._of_key: dict[str, list[str]] = {}
         for problem in self._problems:
             # ids with the same prompt (a source listed twice) are removed together
@@ -84,11 +89,13 @@ class PromptSampler:
         """The next ``n`` problems.
 
         Raises:
-            ValueError: n is below 1.
+            ValueError: n is below 1, or the curriculum returns other than ``n`` problems of those that are left.
         """
         if n < 1:
             raise ValueError(f"a draw takes at least one problem, got n = {n}")
         assert len(self) > 0, "remove() and restore() leave at least one problem"
+        if self._curriculum is not None:
+            return self._chosen(n, self._curriculum)
         drawn: list[Problem] = []
         # the border of an epoch may lie inside a draw
         while len(drawn) < n:
@@ -100,6 +107,28 @@ class PromptSampler:
             if problem.id not in self._removed:
                 drawn.append(problem)
         return drawn
+
+    def _chosen(self, n: int, curriculum: Curriculum) -> list[Problem]:
+        """Return the problems that a curriculum chooses. A wrong choice ends the run, which can be resumed."""
+        remaining = self.remaining
+        # A user's code may return anything.
+        returned: Any = curriculum.next(n, remaining)
+        names: list[Any] = list(returned) if isinstance(returned, Iterable) and not isinstance(returned, str) else []
+        left = {problem.id for problem in remaining}
+        wrong = next((repr(name)[:60] for name in names if not isinstance(name, str) or name not in left), None)
+        if len(names) != n or wrong is not None:
+            what = f"{len(names)} ids" if wrong is None else f"{wrong}, which is not one of them"
+            raise ValueError(
+                f"the sampler {type(curriculum).__name__} must return the ids of {n} of the {len(left)} problems that "
+                f"it is given, and next({n}, ...) returned {what}. Correct it, then continue with --resume"
+            )
+        return [self._problems[self._index[name]] for name in names]
+
+    def observe(self, group: ScoredGroup) -> None:
+        """Show the curriculum the outcome of a visit."""
+        if self._curriculum is not None:
+            count = PassCount.of(group)
+            self._curriculum.observe(group.group.request.problem, count.correct, count.counted)
 
     def remove(self, keys: Iterable[str]) -> int:
         """Never draw the problems of these keys again (section 3, the online filter); how many were still there.
@@ -128,7 +157,7 @@ class PromptSampler:
             "position": self.position,
             "removed": sorted(self._removed),
             "fingerprint": self.fingerprint,
-        }
+        } | ({} if self._curriculum is None else {"curriculum": self._curriculum.state()})
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of ``state``: the next draws are the ones that would have followed it.
@@ -152,6 +181,8 @@ class PromptSampler:
                 f"the saved sampler state does not fit its training set (epoch {epoch}, position {position}, "
                 f"{len(removed)} removed of {len(self._problems)}); the checkpoint is damaged"
             )
+        if self._curriculum is not None:
+            self._curriculum.restore(state["curriculum"])
         self._seed = int(state["seed"])
         self._removed = removed
         self._start_epoch(epoch, position)

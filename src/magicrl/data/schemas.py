@@ -35,19 +35,8 @@ _ROLES = {
 """Roles of the OpenAI format and of ShareGPT (``from``)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Turns:
-    """A conversation up to its last user turn.
-
-    Attributes:
-        context: Turns before the last user turn.
-        prompt: Last user turn.
-        answer: Assistant turn after it, or None.
-    """
-
-    context: tuple[Message, ...]
-    prompt: str
-    answer: str | None
+Turns = tuple[tuple[Message, ...], str, str | None]
+"""A conversation: the turns before the last user turn, that turn, and the assistant turn after it or None."""
 
 
 def read_turns(value: Any) -> Turns | None:
@@ -59,11 +48,18 @@ def read_turns(value: Any) -> Turns | None:
         ValueError: A message has no known role or no text, or no user turn is at the end.
 
     Example:
-        >>> read_turns([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]).prompt
+        >>> read_turns([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}])[1]
         '2 + 3?'
     """
     if isinstance(value, str):
-        value = _from_text(value)
+        # parse only text that starts like a list of messages
+        start = value.lstrip()[:200]
+        if not start.startswith("[") or ('"role"' not in start and '"from"' not in start):
+            return None
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
     if not isinstance(value, list):
         return None
     messages = [_message(entry, number) for number, entry in enumerate(cast("list[Any]", value), start=1)]
@@ -74,19 +70,7 @@ def read_turns(value: Any) -> Turns | None:
         raise ValueError(f"must end in a user's message (or that and the assistant's answer), got {got}")
     if any(message.role == "system" for message in messages[1:]):
         raise ValueError("has a system message after its first message")
-    return Turns(context=tuple(messages[:-1]), prompt=messages[-1].content, answer=answer)
-
-
-def _from_text(text: str) -> Any:
-    """Return the list of messages of a JSON text, None for any other text."""
-    # parse only text that starts like a list of messages
-    start = text.lstrip()[:200]
-    if not start.startswith("[") or ('"role"' not in start and '"from"' not in start):
-        return None
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    return tuple(messages[:-1]), messages[-1].content, answer
 
 
 def _message(entry: Any, number: int) -> Message:
@@ -385,7 +369,7 @@ def _ends_in_answer(row: Row, prompt: Sequence[str]) -> bool:
         turns = read_turns(row.record[prompt[0]])
     except ValueError:
         return False
-    return turns is not None and turns.answer is not None
+    return turns is not None and turns[2] is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -403,21 +387,21 @@ class _RowReader:
         schema = self.schema
         if schema.code is not None:
             return self._code(self._statement(), self.row.record, schema.code, schema.answer)
-        turns = self._conversation() or Turns(context=(), prompt=self._statement(), answer=None)
+        context, prompt, answer = self._conversation() or ((), self._statement(), None)
         if schema.released:
             tests = _released_tests(self.row, self._value("reward_model.ground_truth", "answer"))
             if tests is not None:
                 given = {"tests": tests}
-                return replace(self._code(turns.prompt, given, "given", None, turns.context), template="bare")
-        return self._answered(turns)
+                return replace(self._code(prompt, given, "given", None, context), template="bare")
+        return self._answered(context, prompt, answer)
 
-    def _answered(self, turns: Turns) -> Read:
+    def _answered(self, context: tuple[Message, ...], prompt: str, answer: str | None) -> Read:
         schema = self.schema
-        raw = turns.answer if schema.answer is None else self._value(schema.answer, "answer")
+        raw = answer if schema.answer is None else self._value(schema.answer, "answer")
         where = schema.answer or schema.prompt[0]
         _, labels, options = self.options
         if options:
-            turns = replace(turns, prompt=with_options(turns.prompt, labels, options))
+            prompt = with_options(prompt, labels, options)
             right = right_option(raw, labels, options)
             if right is None and self.reader.needs_reference:
                 raise Quarantined(f"the answer {raw!r:.60} is none of the options {', '.join(labels)}")
@@ -428,13 +412,13 @@ class _RowReader:
                 raise Quarantined(f"no answer: field {where!r} is an empty list")
         strict = self.reader.needs_reference and (self.reader.reference or raw not in (None, "", []))
         references = self._references(raw, where) if strict else _texts_of(raw)
-        texts = [text for text in [turns.answer, *self._texts(schema.solutions)] if text]
+        texts = [text for text in [answer, *self._texts(schema.solutions)] if text]
         # a text that marks its answer is a solution, too
         given: list[Any] = cast("list[Any]", raw) if isinstance(raw, list) else [raw]
         texts += [
             t for t in given if isinstance(t, str) and t.strip() not in references and _marked(t) not in (None, t)
         ]
-        problem = self._problem(turns, references, self.reader.verifier)
+        problem = self._problem(context, prompt, references, self.reader.verifier)
         own = [text for text in dict.fromkeys(texts) if text.strip() not in references]
         return self._read(problem, "maths" if strict else "bare", tuple(own), {})
 
@@ -459,12 +443,13 @@ class _RowReader:
             raise Quarantined(str(error)) from None
         if not task.prompt.strip():
             raise Quarantined("the prompt is empty; remove the row or correct it")
-        turns = Turns(context=context, prompt=task.prompt, answer=None)
-        problem = self._problem(turns, (json.dumps(task.tests, ensure_ascii=False),), "code")
+        problem = self._problem(context, task.prompt, (json.dumps(task.tests, ensure_ascii=False),), "code")
         found = tuple(dict.fromkeys([*task.solutions, *self._texts(self.schema.solutions)]))
         return self._read(problem, task.style, found, task.notes)
 
-    def _problem(self, turns: Turns, references: tuple[str, ...], verifier: str) -> Problem:
+    def _problem(
+        self, context: tuple[Message, ...], prompt: str, references: tuple[str, ...], verifier: str
+    ) -> Problem:
         schema, record, fields = self.schema, self.row.record, self.reader.fields
         used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
         used |= {"reward_model"} if schema.released else set()
@@ -473,16 +458,16 @@ class _RowReader:
             used -= {schema.answer}  # a custom reward may read the answer under its column's name, as in TRL
         source = record.get("data_source") if schema.released else None
         # rows of the pipeline also hold the bare statement, which is the same problem without a template
-        bare = record.get("problem") if schema.released and not turns.context else None
+        bare = record.get("problem") if schema.released and not context else None
         return Problem(
             id=f"{self.reader.stem}-{self.row.index}" if fields.id is None else self._identifier(fields.id),
-            prompt=turns.prompt,
-            context=turns.context,
+            prompt=prompt,
+            context=context,
             references=references,
             verifier=verifier,
             source=source if isinstance(source, str) and source else self.reader.stem,
             level=self._level(),
-            key=prompt_key(bare) if isinstance(bare, str) and bare in turns.prompt else "",
+            key=prompt_key(bare) if isinstance(bare, str) and bare in prompt else "",
             extra={key: value for key, value in record.items() if key not in used} if self.reader.extra else {},
         )
 
@@ -544,20 +529,19 @@ class _RowReader:
 
     def _statement(self) -> str:
         """Return the text of the prompt, with several columns joined as sentences."""
-        texts = [self._text(name) for name in self.schema.prompt]
+        texts: list[str] = []
+        for name in self.schema.prompt:
+            value = self._value(name, "prompt")
+            if not isinstance(value, str):
+                remedy = f"put it in quotes, or name another column: {self.reader.named('prompt')}"
+                raise self._error(name, f"must be text, got {type(value).__name__} ({str(value)[:40]!r})", remedy)
+            if not value.strip():
+                raise self._error(name, "is empty", "remove the row or correct it")
+            texts.append(self._whole(name, value))
         if len(texts) == 1:
             return texts[0]
         ended = [text if text.endswith((".", "?", "!", ":", ",")) else text + "." for text in map(str.strip, texts)]
         return " ".join([*ended[:-1], texts[-1].strip()])
-
-    def _text(self, name: str) -> str:
-        value = self._value(name, "prompt")
-        if not isinstance(value, str):
-            remedy = f"put it in quotes, or name another column: {self.reader.named('prompt')}"
-            raise self._error(name, f"must be text, got {type(value).__name__} ({str(value)[:40]!r})", remedy)
-        if not value.strip():
-            raise self._error(name, "is empty", "remove the row or correct it")
-        return self._whole(name, value)
 
     def _whole(self, name: str, text: str) -> str:
         """Return ``text``, or raise if it has a lone surrogate, which JSON allows but no tokenizer reads."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -20,8 +19,9 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from magicrl.config.errors import RecipeError, under
+from magicrl.config.paths import is_hub_name
 from magicrl.config.schema import FieldMapping, SourceConfig
-from magicrl.data.data_files import KINDS, BadRow, Row, read_place
+from magicrl.data.data_files import BadRow, Row, read_place
 from magicrl.data.families import Split, check_options, make_family, unique_problems
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue
 from magicrl.records import Problem
@@ -71,26 +71,21 @@ def with_wrong_labels(problems: Sequence[Problem], share: float) -> list[Problem
         raise ValueError(
             f"label_noise = {share:g}: all {len(problems)} problems have one answer; nothing is wrong for it"
         )
-    return [_wrong(problem, references) if _uniform(problem.key, "chosen") < share else problem for problem in problems]
-
-
-def _wrong(problem: Problem, references: Sequence[tuple[str, ...]]) -> Problem:
-    """Return the problem with other references, drawn uniformly from the sorted distinct ``references``."""
-    own = bisect_left(references, problem.references)
-    place = int(_uniform(problem.key, "given") * (len(references) - 1))
-    # skip the problem's own references
-    given = references[place if place < own else place + 1]
-    return replace(problem, references=given, extra={**problem.extra, MARK: "wrong"})
+    found: list[Problem] = []
+    for problem in problems:
+        if _uniform(problem.key, "chosen") < share:
+            # drawn uniformly from the references of the other problems
+            place = int(_uniform(problem.key, "given") * (len(references) - 1))
+            place += place >= bisect_left(references, problem.references)
+            problem = replace(problem, references=references[place], extra={**problem.extra, MARK: "wrong"})
+        found.append(problem)
+    return found
 
 
 def _uniform(name: str, purpose: str) -> float:
     """Return a number in [0, 1) that depends only on name and purpose."""
     digest = hashlib.blake2b(f"{purpose}/{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
-
-
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-"""Pattern of a hub name, ``owner/name``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,10 +118,8 @@ class Place:
             >>> Place.of("openai/gsm8k").hub
             'openai/gsm8k'
         """
-        path = Path(text).expanduser()
         name = str(text)
-        hub = HUB_NAME.fullmatch(name) and not path.exists() and path.suffix.lower() not in KINDS
-        return Place(hub=name) if hub else Place(path=path)
+        return Place(hub=name) if is_hub_name(name) else Place(path=Path(text).expanduser())
 
     @staticmethod
     def called(kind: str, reference: str, options: Mapping[str, Any]) -> Place:
@@ -282,7 +275,9 @@ def recognise(
         schemas[read.schema] += 1
         verifiers[read.problem.verifier] += 1
         conversations += bool(read.problem.context)
-        mappings.setdefault(read.schema, _mapping(read))
+        prompt, answer = read.columns
+        named: dict[str, str | tuple[str, ...]] = {"prompt": prompt[0] if len(prompt) == 1 else prompt}
+        mappings.setdefault(read.schema, named if answer is None else {**named, "answer": answer})
     most = schemas.most_common(1)[0][0] if schemas else None
     columns = next((tuple(map(str, row.record)) for row in place.rows() if isinstance(row, Row)), ())
     return Recognised(
@@ -299,24 +294,10 @@ def recognise(
     )
 
 
-def _mapping(read: Read) -> dict[str, str | tuple[str, ...]]:
-    prompt, answer = read.columns
-    named: dict[str, str | tuple[str, ...]] = {"prompt": prompt[0] if len(prompt) == 1 else prompt}
-    return named if answer is None else {**named, "answer": answer}
-
-
 RECORDED_ROLLOUTS = 16
 """Number of rollouts that ``model_difficulty`` counts failures of."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SetAside:
-    """A record that was not used, with its place and the reason."""
-
-    where: str
-    reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -325,13 +306,13 @@ class LoadedSource:
 
     Attributes:
         problems: Problems in the order of the source, with unique ids.
-        set_aside: Well-formed records that are not used: without an answer or usable tests, or left out by
-            ``difficulty_of``.
+        set_aside: Place and reason of well-formed records that are not used: without an answer or usable tests, or left
+            out by ``difficulty_of``.
         solutions: Worked solutions or programs of the source, by the problem's id.
     """
 
     problems: tuple[Problem, ...]
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[tuple[str, str], ...] = ()
     solutions: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
@@ -347,12 +328,12 @@ def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Pr
         ValueError: The content is wrong (names file, line or row, field and remedy).
     """
     loaded = load_source(source, key=key)
-    first: dict[str, str] = {}
-    for item in loaded.set_aside:
-        first.setdefault(item.reason, item.where)
-    for reason, count in Counter(item.reason for item in loaded.set_aside).items():
+    places: dict[str, list[str]] = {}
+    for where, reason in loaded.set_aside:
+        places.setdefault(reason, []).append(where)
+    for reason, found in places.items():
         text = "%s: %d records set aside: %s (the first: %s)"
-        _log.warning(text, source.source or source.path or source.hub, count, reason, first[reason])
+        _log.warning(text, source.source or source.path or source.hub, len(found), reason, found[0])
     return list(loaded.problems)
 
 
@@ -445,7 +426,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
         raise RecipeError(f"{name}: levels = {list(source.levels)} {remedy}", key="levels")
     problems: dict[str, Problem] = {}
     places: dict[str, str] = {}
-    aside: list[SetAside] = []
+    aside: list[tuple[str, str]] = []
     solutions: dict[str, tuple[str, ...]] = {}
     for read in read_problems(place, _reader(source, place, key)):
         # a broken record is an error of the file; one without an answer is only set aside
@@ -453,7 +434,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
             raise read.error
         reason = read.reason if isinstance(read, Rejected) else _against(read.problem, source.difficulty_of)
         if reason is not None:
-            aside.append(SetAside(where=read.where, reason=reason))
+            aside.append((read.where, reason))
             continue
         assert not isinstance(read, Rejected), "a rejected record has its reason"
         problem = read.problem
@@ -474,7 +455,12 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
         if source.count is not None and len(problems) == source.count:
             break
     if not problems:
-        raise ValueError(f"{name}: no problems{_why_none(source, len(places), aside)}")
+        why = "it holds no records, give it some"
+        if places:
+            why = f"none of its {len(places)} records has a level among {list(source.levels or ())}"
+        elif aside:
+            why = f"all {len(aside)} records were set aside: {aside[0][1]}"
+        raise ValueError(f"{name}: no problems; {why}")
     return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside), solutions=solutions)
 
 
@@ -507,14 +493,6 @@ def source_place_of(problem_id: str, source: SourceConfig) -> str | None:
         if not isinstance(read, Rejected) and read.problem.id == problem_id:
             return read.where
     return None
-
-
-def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str:
-    if read:
-        return f"; none of its {read} records has a level among {list(source.levels or ())}"
-    if aside:
-        return f"; all {len(aside)} records were set aside: {aside[0].reason}"
-    return "; it holds no records, give it some"
 
 
 def _place(source: SourceConfig) -> Place:

@@ -70,16 +70,6 @@ class SolutionStep:
     value: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Chain:
-    """A demonstration."""
-
-    text: str  # what the model learns to write
-    strategy: Strategy  # direct, partial or worked
-    slipped: bool  # a slip was left standing
-    repaired: bool  # a slip was noticed and put right
-
-
 def apply(operator: str, left: int, right: int) -> int:
     """Return ``left operator right``. A division must have no remainder."""
     assert operator != "/" or left % right == 0, f"no whole number: {left} / {right}"
@@ -95,7 +85,8 @@ def evaluate_steps(steps: Sequence[str], slip: tuple[int, int] | None = None) ->
     done: list[SolutionStep] = []
     for index, step in enumerate(steps):
         left, operator, right = step.split(" ")
-        a, b = (_operand(word, done) for word in (left, right))
+        named = [(word, _REFERENCE.fullmatch(word)) for word in (left, right)]
+        a, b = (int(word) if found is None else done[int(found[1])].value for word, found in named)
         if operator == "/" and a % b:
             assert slip is not None
             return None
@@ -104,11 +95,6 @@ def evaluate_steps(steps: Sequence[str], slip: tuple[int, int] | None = None) ->
             return None
         done.append(SolutionStep(operator=operator, left=a, right=b, value=value))
     return done
-
-
-def _operand(word: str, done: Sequence[SolutionStep]) -> int:
-    reference = _REFERENCE.fullmatch(word)
-    return done[int(reference[1])].value if reference else int(word)
 
 
 def expression(steps: Sequence[str]) -> str:
@@ -131,22 +117,27 @@ def expression(steps: Sequence[str]) -> str:
     return write(len(steps) - 1)[0]
 
 
-def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyle, rng: np.random.Generator) -> Chain:
+def write_chain(
+    steps: Sequence[str], *, items: str, tell: str, style: ChainStyle, rng: np.random.Generator
+) -> tuple[str, Strategy, bool, bool]:
     """Return a random demonstration.
 
     Args:
         steps: The solution.
         items: Plural noun of the counted objects.
         tell: The sentence that answers the question, with the slot ``{answer}``.
-        style: shares of what may happen.
-        rng: every choice is drawn from it.
+        style: Frequencies of the styles.
+        rng: Source of every choice.
+
+    Returns:
+        The text, its strategy, whether an error is left in it, and whether one is noticed and corrected.
     """
     solution = evaluate_steps(steps)
     assert solution is not None
     route = rng.random()
     if route < style.direct:
         text = _closing(solution[-1].value, items, tell, rng)
-        return Chain(text=text, strategy="direct", slipped=False, repaired=False)
+        return text, "direct", False, False
     strategy: Strategy = "worked"
     slipped, repair = False, None
     if len(steps) > 1 and route < style.direct + style.partial:
@@ -161,7 +152,7 @@ def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyl
             solution = with_slip(steps, solution, rng)
     body = _body(solution, steps, items, style, rng, repair=repair)
     text = f"{body} {_closing(solution[-1].value, items, tell, rng)}"
-    return Chain(text=text, strategy=strategy, slipped=slipped, repaired=repair is not None)
+    return text, strategy, slipped, repair is not None
 
 
 def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
@@ -195,7 +186,11 @@ def _body(
 ) -> str:
     parts: list[str] = []
     if rng.random() < style.plans:
-        parts.append(_plan(steps, rng))
+        if rng.random() < 0.7:
+            parts.append(_pick("plans", rng).format(e=expression(steps)))
+        else:
+            numbers = [word for step in steps for word in step.split(" ")[::2] if word.isdigit()]
+            parts.append(_pick("lists", rng).format(e=", ".join(numbers[:-1]) + " and " + numbers[-1]))
     for index, step in enumerate(solution):
         kind = "first_leads" if index == 0 else "last_leads" if index == len(solution) - 1 else "later_leads"
         lead = _pick(kind, rng)
@@ -215,13 +210,6 @@ def _body(
             inverse = _INVERSES[step.operator].format(l=step.left, r=step.right, v=step.value)
             parts.append(_pick("checks", rng).format(e=inverse))
     return " ".join(parts)
-
-
-def _plan(steps: Sequence[str], rng: np.random.Generator) -> str:
-    if rng.random() < 0.7:
-        return _pick("plans", rng).format(e=expression(steps))
-    numbers = [word for step in steps for word in step.split(" ")[::2] if word.isdigit()]
-    return _pick("lists", rng).format(e=", ".join(numbers[:-1]) + " and " + numbers[-1])
 
 
 def _equation(step: SolutionStep, style: ChainStyle, rng: np.random.Generator) -> str:
@@ -389,10 +377,10 @@ class WordProblems:
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
         """A worked (or hasty, or mistaken) solution in English that ends with a box."""
-        return self.chain(problem, rng).text
+        return self.chain(problem, rng)[0]
 
-    def chain(self, problem: Problem, rng: np.random.Generator) -> Chain:
-        """Like ``demonstration``, with what was drawn: the strategy, slips and repairs."""
+    def chain(self, problem: Problem, rng: np.random.Generator) -> tuple[str, Strategy, bool, bool]:
+        """Return a demonstration with its strategy, and whether it has an error or a corrected one."""
         extra = problem.extra
         return write_chain(extra["steps"], items=extra["items"], tell=extra["tell"], style=self.options, rng=rng)
 

@@ -173,7 +173,9 @@ class Stage:
         except ValueError as error:
             # a client error, which the package does not retry
             return web.json_response({"error": {"message": str(error)}}, status=400)
-        return web.json_response(_completion(body["model"], turn))
+        choice = {"index": 0, "message": turn, "finish_reason": "tool_calls" if "tool_calls" in turn else "stop"}
+        reply = {"id": "turn", "object": "chat.completion", "created": 0, "model": body["model"], "choices": [choice]}
+        return web.json_response(reply)
 
 
 class StageEpisode:
@@ -304,11 +306,6 @@ def _message(text: str, number: int) -> dict[str, Any]:
     }
 
 
-def _completion(model: str, message: Mapping[str, Any]) -> dict[str, Any]:
-    choice = {"index": 0, "message": message, "finish_reason": "tool_calls" if "tool_calls" in message else "stop"}
-    return {"id": "turn", "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
-
-
 def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **fields: Any) -> Iterator[Problem]:
     """Yield the tasks of a v1 taskset as problems. This is a source for recipes, with these options.
 
@@ -323,8 +320,13 @@ def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **field
         ValueError: there is no such taskset, its settings are wrong, or a task cannot be a problem; says why.
     """
     name, folder = _located(taskset)
-    settings = _settings(config)
-    settings["taskset"] = {**settings.get("taskset", {}), **fields, "id": name}
+    try:
+        settings: Any = json.loads(config)
+    except ValueError as error:
+        raise ValueError(f"options.config is no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"options.config must be a JSON object, got {config[:60]!r}")
+    settings = {**settings, "taskset": {**settings.get("taskset", {}), **fields, "id": name}}
     with _children_find(folder):
         try:
             acting = Stage(settings)
@@ -397,16 +399,6 @@ class VerifiersEnvironment:
         if isinstance(said, Step):
             return said
         return Step(observation="\n".join(content(message) for message in said[0]))
-
-
-def _settings(config: str) -> dict[str, Any]:
-    try:
-        found: Any = json.loads(config)
-    except ValueError as error:
-        raise ValueError(f"options.config is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"options.config must be a JSON object, got {config[:60]!r}")
-    return {**found}
 
 
 def _located(taskset: str) -> tuple[str, str]:

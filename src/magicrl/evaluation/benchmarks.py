@@ -60,22 +60,16 @@ class Benchmark(Section):
     local: str = ""
 
 
-class BenchmarkTable(Section):
-    """All of ``benchmarks.toml``."""
-
-    benchmarks: dict[str, Benchmark]
-
-
-def known_benchmarks() -> BenchmarkTable:
-    """Return the benchmarks that are shipped with magicrl."""
-    return shipped_table("evaluation/benchmarks.toml", BenchmarkTable)
+def known_benchmarks() -> dict[str, Benchmark]:
+    """Return the benchmarks that are shipped with magicrl, by name."""
+    return shipped_table("evaluation/benchmarks.toml", dict[str, dict[str, Benchmark]])["benchmarks"]
 
 
 def __getattr__(name: str) -> Benchmark:
     """Return a row of the catalogue by its registry name: ``magicrl.evaluation.benchmarks:aime24``."""
     if name not in BUILTINS["benchmark"]:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return known_benchmarks().benchmarks[name]
+    return known_benchmarks()[name]
 
 
 def _built_in(name: str) -> Benchmark | None:
@@ -296,4 +290,4 @@ def _folder_name(name: str) -> str:
 
 def benchmark_rows() -> list[tuple[str, str, str, str]]:
     """Return name, title, hub data set and licence of every benchmark, for a table."""
-    return [(name, b.title, b.hub, b.licence) for name, b in known_benchmarks().benchmarks.items()]
+    return [(name, b.title, b.hub, b.licence) for name, b in known_benchmarks().items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
@@ -53,32 +53,16 @@ _PRESETS = (
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 
-class Table13Row(Section):
-    """One model of Table 13, in per cent; None if the report has no figure."""
-
-    model: str
-    aime24: float | None = None
-    aime25: float | None = None
-    livecodebench: float | None = None
+def table13() -> tuple[list[dict[str, Any]], str]:
+    """Return the rows of Table 13 of the report, in per cent (None if the report has no figure), and a note on them."""
+    table = shipped_table("evaluation/table13.toml", dict[str, Any])
+    return [{name: row.get(name) for name in ("model", *TABLE13_SETS)} for row in table["rows"]], table["note"]
 
 
-class Table13(Section):
-    """``table13.toml``."""
-
-    rows: tuple[Table13Row, ...]
-    note: str
-
-
-def table13() -> Table13:
-    """Return Table 13 of the report."""
-    return shipped_table("evaluation/table13.toml", Table13)
-
-
-def average(row: Table13Row) -> float | None:
+def average(row: Mapping[str, Any]) -> float | None:
     """Return the mean of a row's three figures; None if one is missing."""
-    if row.aime24 is None or row.aime25 is None or row.livecodebench is None:
-        return None
-    return (row.aime24 + row.aime25 + row.livecodebench) / 3
+    figures = [row.get(name) for name in TABLE13_SETS]
+    return None if None in figures else sum(cast("list[float]", figures)) / len(figures)
 
 
 def against_table13(benchmark: str, settings: Mapping[str, Any], *, samples: int, whole: bool) -> list[str]:
@@ -106,5 +90,5 @@ def rows_with(results: Mapping[str, float]) -> list[dict[str, Any]]:
     Args:
         results: accuracy in [0, 1] by benchmark, for comparable benchmarks.
     """
-    own = Table13Row(model="this result", **{name: 100 * results[name] for name in TABLE13_SETS if name in results})
-    return [row.model_dump() | {"average": average(row)} for row in (*table13().rows, own)]
+    own = {"model": "this result", **{name: 100 * results[name] if name in results else None for name in TABLE13_SETS}}
+    return [row | {"average": average(row)} for row in (*table13()[0], own)]

@@ -206,7 +206,13 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
         ValueError: a file is damaged, or a k is larger than the samples.
     """
     results = {name: result_of(EvaluationFolder(output / name), ask, (samples or {}).get(name)) for name in names}
-    results |= _earlier(output, results, ask)
+    # other complete benchmarks of earlier calls with the same model have other samples and other k
+    engines = [result["settings"]["engine"] for result in results.values()]
+    for folder in (EvaluationFolder(path.parent) for path in sorted(output.glob("*/job.json"))):
+        if folder.path.name not in names and folder.job()["decides"]["engine"] in engines:
+            # a benchmark of an earlier call that was stopped is left out
+            with contextlib.suppress(Incomplete):
+                results[folder.path.name] = result_of(folder, Ask(price=ask.price))
     accuracy = {name: result["accuracy"] for name, result in results.items()}
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -218,24 +224,10 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
     # only results that were sampled like Table 13 are compared with it
     comparable = {n: r["accuracy"]["mean"] for n, r in results.items() if not r["table13"]["differs"]}
     if comparable:
-        document["table13"] = {"rows": rows_with(comparable), "note": table13().note}
+        document["table13"] = {"rows": rows_with(comparable), "note": table13()[1]}
     path = output / RESULTS
     write_atomically(path, json.dumps(document, indent=1, allow_nan=False))
     return path
-
-
-def _earlier(output: Path, scored: Mapping[str, Mapping[str, Any]], ask: Ask) -> dict[str, dict[str, Any]]:
-    """Return the results of other complete benchmarks with the same model."""
-    engines = [result["settings"]["engine"] for result in scored.values()]
-    relaxed = Ask(price=ask.price)  # other samples, other k
-    found: dict[str, dict[str, Any]] = {}
-    for path in sorted(output.glob("*/job.json")):
-        folder = EvaluationFolder(path.parent)
-        if path.parent.name not in scored and folder.job()["decides"]["engine"] in engines:
-            # a benchmark of an earlier call that was stopped is left out
-            with contextlib.suppress(Incomplete):
-                found[path.parent.name] = result_of(folder, relaxed)
-    return found
 
 
 def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) -> dict[str, Any]:

@@ -385,7 +385,7 @@ def requested_changes(
     Raises:
         ValueError: ``output`` has no results, or a file that is no results file.
     """
-    results = read_benchmarks(output)
+    results, ask = read_benchmarks(output), settings.ask
     found: list[str] = []
     for benchmark in benchmarks:
         if (result := results.get(benchmark.name)) is None:
@@ -399,25 +399,19 @@ def requested_changes(
             problems = EvaluationFolder(output / benchmark.name).problems()
             read = differences(_reading(result["source"], problems), _reading(benchmark.facts, benchmark.problems))
             lines = [*read, *(line for line in lines if not (read and line.startswith("problems.")))]
-        found += [f"{benchmark.name}: {line}" for line in [*lines, *_changed_counts(benchmark, result, settings)]]
+        pairs: list[tuple[str, Any, Any]] = [
+            ("samples", result["samples"], settings.samples_for(benchmark.name)),
+            # further k and limits in the results do no harm, and k without a request are defaults
+            ("pass_at", [int(k) for k in result["pass_at"]], ask.pass_at),
+            # without a vote, as for programs, no k can be added
+            ("majority_at", [int(k) for k in result["majority_at"]], ask.majority_at if result["majority_at"] else ()),
+            ("fresh_limits", [point["limit"] for point in result["scaling"]["fresh"]], ask.fresh_limits),
+        ]
+        for name, then, now in pairs:
+            if bool({*(now or ())} - {*then}) if isinstance(then, list) else then != now:
+                lines.append(f"{name}: was {_listed(then)}, is now {_listed(now)}")
+        found += [f"{benchmark.name}: {line}" for line in lines]
     return found
-
-
-def _changed_counts(benchmark: LoadedBenchmark, result: Mapping[str, Any], settings: EvaluationSettings) -> list[str]:
-    """Compare samples per problem and the k and limits of the report."""
-    ask, lines = settings.ask, list[str]()
-    pairs: list[tuple[str, Any, Any]] = [
-        ("samples", result["samples"], settings.samples_for(benchmark.name)),
-        # further k and limits in the results do no harm, and k without a request are defaults
-        ("pass_at", [int(k) for k in result["pass_at"]], ask.pass_at),
-        # without a vote, as for programs, no k can be added
-        ("majority_at", [int(k) for k in result["majority_at"]], ask.majority_at if result["majority_at"] else ()),
-        ("fresh_limits", [point["limit"] for point in result["scaling"]["fresh"]], ask.fresh_limits),
-    ]
-    for name, then, now in pairs:
-        if bool({*(now or ())} - {*then}) if isinstance(then, list) else then != now:
-            lines.append(f"{name}: was {_listed(then)}, is now {_listed(now)}")
-    return lines
 
 
 def _reading(facts: Mapping[str, Any], problems: Sequence[AskedProblem | Problem]) -> dict[str, Any]:

@@ -117,7 +117,13 @@ def check_needs(config: PipelineConfig, output: Path) -> None:
         with under(f"steps.{number}"):
             if isinstance(step, DifficultyStep):
                 sampler = step.sampler
-                _check_gguf(sampler.gguf_package, "sampler.gguf_package")
+                if sampler.gguf_package is not None:
+                    from magicrl.models.small_models import find_gguf  # torch: only where such a package is named
+
+                    try:
+                        find_gguf(sampler.gguf_package)
+                    except ValueError as error:
+                        raise RecipeError(str(error), key="sampler.gguf_package") from error
                 if sampler.engine != "openai":
                     _check_model(sampler.model, "sampler.model")
                 if sampler.engine == "vllm" and importlib.util.find_spec("vllm") is None:
@@ -129,19 +135,15 @@ def check_needs(config: PipelineConfig, output: Path) -> None:
             elif isinstance(step, DecontaminateStep):
                 for label, source in step.against.items():
                     with under(f"against.{label}"):
-                        _check_files(source)
+                        brought_place(source)
+                        missing = [path for path in source_files(source) if not path.exists()]
+                        if missing:
+                            raise RecipeError(f"{missing[0]}: no such file", key="path")
                 _check_embedder(step.settings.embedder, "settings.embedder.model")
             elif isinstance(step, JudgeStep) and not (output / name / "work" / "judgements.jsonl").is_file():
                 for place, judge in enumerate(step.settings.judges):
                     with under(f"settings.judges.{place}"):
                         _check_judge(judge)
-
-
-def _check_files(source: PipelineSource) -> None:
-    brought_place(source)
-    missing = [path for path in source_files(source) if not path.exists()]
-    if missing:
-        raise RecipeError(f"{missing[0]}: no such file", key="path")
 
 
 def _check_embedder(embedder: EmbeddingSettings, key: str) -> None:
@@ -155,16 +157,6 @@ def _check_model(model: str | None, key: str) -> None:
 
         with under(key):
             find_model(model)
-
-
-def _check_gguf(package: str | None, key: str) -> None:
-    if package is not None:
-        from magicrl.models.small_models import find_gguf  # torch: only where such a package is named
-
-        try:
-            find_gguf(package)
-        except ValueError as error:
-            raise RecipeError(str(error), key=key) from error
 
 
 def _check_judge(judge: VotingJudge) -> None:

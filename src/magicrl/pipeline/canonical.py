@@ -150,8 +150,9 @@ _ORDINALS = {str(place): word for place, word in enumerate(WORDS.ordinals.split(
 _JOINTS = _SCALES.keys() | {"and"}
 _ENDINGS = listed("st nd rd th")
 _DOLLARS = listed("dollar dollars usd")
+_COUNTED = {("time", "1"): "once", ("times", "2"): "twice"}
 _SPOKEN = frozenset(
-    (*CARDINALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *WORDS.spellings, *_SHORT, "%", "times", "cent")
+    (*CARDINALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *WORDS.spellings, *_SHORT, "%", "time", "times", "cent")
 )
 """Words that are numbers, that have another meaning next to a number, or that are abbreviations."""
 _DEGREES = re.compile(r"\^\s*(?:\{\s*(?:\\circ|\\degree|°)\s*\}|(?:\\circ(?![a-z])|\\degree|°)\s*)")
@@ -242,8 +243,8 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
                 found.append(_SHORT[token])
         elif token == "%" or (token == "cent" and before == "per"):
             found[len(found) - (token == "cent") :] = ["percent"]
-        elif token == "times" and before == "2":
-            found[-1] = "twice"
+        elif (token, before) in _COUNTED:
+            found[-1] = _COUNTED[token, before]
         elif token in WORDS.spellings:
             found.append(WORDS.spellings[token])
         elif token in _ENDINGS and number and before in _ORDINALS:
@@ -271,16 +272,13 @@ def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:
             value = max(value, 1) * _SCALES[token]
             if value >= 1000:
                 total, value = total + value, 0
-        elif not (token == "-" and tens and 0 < CARDINALS.get(after, 0) < 10) and not _joins(tokens, place):
+        # the hyphen of twenty-five, and the word of two hundred and fifty
+        elif not (token == "-" and tens and 0 < CARDINALS.get(after, 0) < 10) and not (
+            token == "and" and tokens[place - 1] in _SCALES and after in CARDINALS
+        ):
             break
         place += 1
     return total + value, place
-
-
-def _joins(tokens: Sequence[str], place: int) -> bool:
-    """Return whether this *and* is inside a number: *two hundred and fifty*."""
-    around = place + 1 < len(tokens) and tokens[place - 1] in _SCALES and tokens[place + 1] in CARDINALS
-    return tokens[place] == "and" and around
 
 
 def canonical_text(text: str) -> str:

@@ -106,14 +106,26 @@ def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Map
         "steps": [{"step": one.step, "in": one.entered, "kept": one.kept, "sources": one.sources} for one in counts],
     }
     steps = [one.step for one in counts]
+    rows: list[list[str]] = []
+    for name in sorted({name for one in counts for name in one.sources}):
+        known = sources.get(name, {"licence": "see its run", "from": name})
+        read = str(counts[0].sources.get(name, {}).get("in", 0))
+        left = [str(one.sources.get(name, {}).get("kept", 0)) for one in counts]
+        rows.append([name, known["from"], known["licence"], read, *left])
+    reasons: list[list[str]] = []
+    for one in counts:
+        for reason, count in one.reasons.items():
+            dropped = Counter({name: source["dropped"].get(reason, 0) for name, source in one.sources.items()})
+            of = ", ".join(f"{name} {number}" for name, number in dropped.most_common() if number)
+            reasons.append([one.step, reason, str(count), of])
     tables: list[Table] = [
         ("Files", ["file", "rows"], [[name, str(rows)] for name, rows in files.items()]),
         (
             "Sources, and the rows that each step left",
             ["source", "from", "licence", "read", *steps],
-            _source_rows(sources, counts),
+            [*rows, ["all", "", "", str(counts[0].entered), *(str(one.kept) for one in counts)]],
         ),
-        ("What was dropped, and why", ["step", "reason", "rows", "of"], _reason_rows(counts)),
+        ("What was dropped, and why", ["step", "reason", "rows", "of"], reasons),
     ]
     picture = waterfall(f"{config.name}: what every step left", counts)
     folder = output / "mixture"
@@ -136,27 +148,6 @@ def _origin(source: PipelineSource) -> str:
     place = named or (row.hub if row is not None else "")
     title = row.title if row is not None else source.label
     return without_secrets(f"{title} ({place}{', ' + source.revision if source.revision else ''})")
-
-
-def _source_rows(sources: Mapping[str, Mapping[str, str]], counts: Sequence[StepCounts]) -> list[list[str]]:
-    """Return a table row per source: rows read, rows left by each step, and the licence."""
-    rows: list[list[str]] = []
-    for name in sorted({name for one in counts for name in one.sources}):
-        known = sources.get(name, {"licence": "see its run", "from": name})
-        read = str(counts[0].sources.get(name, {}).get("in", 0))
-        left = [str(one.sources.get(name, {}).get("kept", 0)) for one in counts]
-        rows.append([name, known["from"], known["licence"], read, *left])
-    return [*rows, ["all", "", "", str(counts[0].entered), *(str(one.kept) for one in counts)]]
-
-
-def _reason_rows(counts: Sequence[StepCounts]) -> list[list[str]]:
-    rows: list[list[str]] = []
-    for one in counts:
-        for reason, count in one.reasons.items():
-            sources = Counter({name: source["dropped"].get(reason, 0) for name, source in one.sources.items()})
-            of = ", ".join(f"{name} {number}" for name, number in sources.most_common() if number)
-            rows.append([one.step, reason, str(count), of])
-    return rows
 
 
 def _markdown(document: Mapping[str, Any], tables: Sequence[Table]) -> str:

@@ -108,14 +108,12 @@ class MathsCleaner:
 
 
 def _asked(entry: Entry) -> Problem:
-    """The problem as its verifier needs it."""
+    """Return the problem without the texts that its verifier does not need."""
     return replace(entry.as_problem(), prompt="", context=())
 
 
 def _is_digits(text: str) -> bool:
-    """Whether a text is a number without sign or leading zero:
-
-    the most frequent reference answer, and its own canonical form."""
+    """Return whether a text is a number without sign or leading zero, which is its own canonical form."""
     return text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0")
 
 
@@ -124,7 +122,7 @@ def _canonical(text: str) -> str:
 
 
 def stated_answer(solution: str) -> str | None:
-    r"""The answer that a solution marks as such: its last box, or what follows ``####`` at its end; else None.
+    r"""Return the answer that a solution marks: its last box, or the text after ``####`` at its end; else None.
 
     Example:
         >>> stated_answer(r"So it is \boxed{7}."), stated_answer("2 and 5 is 7.\n#### 7"), stated_answer("So it is 7.")
@@ -141,7 +139,7 @@ def stated_answer(solution: str) -> str | None:
 
 
 class CodeCleaner(Closing):
-    """Decides on code problems; starts its sandboxes (``workers`` at once) with the first that needs one."""
+    """Decides which code problems to keep. The first problem that needs a sandbox starts ``workers`` of them."""
 
     def __init__(self, rules: CodeCleaning, *, workers: int) -> None:
         self._rules = rules
@@ -150,13 +148,13 @@ class CodeCleaner(Closing):
         self._judge: CodeJudge | None = None
 
     def close(self) -> None:
-        """End its sandboxes."""
+        """End the sandboxes."""
         self._pool.close()
         if self._judge is not None:
             self._judge.close()
 
     def decide(self, entries: Sequence[Entry]) -> list[Decision]:
-        """Decisions in the entries' order."""
+        """Return a decision per entry, in order."""
         firsts = [self._with_usable_tests(entry) for entry in entries]
         tickets = [
             self._pool.submit(_asked(one), one.solutions[: self._rules.max_solutions], bare=True)
@@ -170,7 +168,7 @@ class CodeCleaner(Closing):
         ]
 
     def _with_usable_tests(self, entry: Entry) -> Entry | Drop:
-        """The entry with its unusable tests taken out."""
+        """Return the entry without its unusable tests, or why it is dropped."""
         try:
             tests: Any = json.loads(entry.references[0])
         except (ValueError, RecursionError) as error:
@@ -210,7 +208,7 @@ class CodeCleaner(Closing):
         return replace(entry, solutions=(*passing, *others), notes=notes)
 
     def _disagreements(self, entry: Entry, solutions: Sequence[str]) -> list[int]:
-        """Tests on which solutions that are all known to be right give different outputs."""
+        """Return the tests on which solutions that pass give different outputs."""
         suite = parse_suite(entry.references[0])
         # a checker is there to accept several outputs: that they differ says nothing
         if suite.checker is not None:
@@ -221,9 +219,9 @@ class CodeCleaner(Closing):
 
 
 def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """The tests without those that say nothing, and how many were taken out.
+    """Return the tests without those that check nothing, and how many were removed.
 
-    A test says nothing when it has no input, or no expected output and there is no checker; of two lists of unequal
+    A test checks nothing if it has no input, or no expected output and there is no checker; of two lists of unequal
     length only the common beginning can be paired. Assertions are left as they are.
 
     Example:
@@ -241,7 +239,7 @@ def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     pairs = [
         (given, wanted)
         for given, wanted in zip(inputs, outputs, strict=False)
-        if given is not None and (silent or _says(wanted))
+        if given is not None and (silent or (wanted.strip() if isinstance(wanted, str) else wanted not in (None, [])))
     ]
     gone = max(len(inputs), len(outputs)) - len(pairs)
     if not gone:
@@ -249,13 +247,8 @@ def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     return {**tests, "inputs": [given for given, _ in pairs], "outputs": [wanted for _, wanted in pairs]}, gone
 
 
-def _says(wanted: Any) -> bool:
-    """Whether an expected output on standard output says anything."""
-    return bool(wanted.strip()) if isinstance(wanted, str) else wanted is not None and wanted != []
-
-
 class Clean(PipelineStep[CleanStep]):
-    """Row by row, in several processes, each with verifiers of its own."""
+    """Decides row by row, in several processes with separate verifiers."""
 
     use = "clean"
     version = 2

@@ -143,7 +143,7 @@ def _quoted(text: str) -> str:
 
 CHUNK = 2048
 _FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change which words are rare
-_VERSION = 6
+_VERSION = 7
 # a text contains a test problem if it has this share of its n-grams and is longer by this factor
 _WHOLE, _LONGER = 0.9, 1.3
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
@@ -232,7 +232,11 @@ class _Search:
         tokens = [tokens_of(problem) for problem in problems]
         plain = self._grams.overlaps(tokens, self._settings.overlap)
         hidden = self._masked.overlaps([masked(t) for t in tokens], self._settings.overlap)
-        near = self._neighbours(problems)
+        near: list[dict[int, float]] = [{} for _ in texts]
+        if self._embedder is not None:
+            scores = self._embedder.embed([_hidden(text, self._settings) for text in problems]) @ self._vectors.T
+            for row, number in zip(*np.nonzero(scores >= self._settings.embedding_similarity), strict=True):
+                near[int(row)][int(number)] = min(float(scores[row, number]), 1.0)
         for row, text in enumerate(texts):
             keys = keys_of(problems[row])
             named = (prompt_key(text), " ".join(tokens[row]))
@@ -261,15 +265,6 @@ class _Search:
         """Release the embedder's model or connections."""
         if self._embedder is not None:
             self._embedder.close()
-
-    def _neighbours(self, texts: Sequence[str]) -> list[dict[int, float]]:
-        if self._embedder is None:
-            return [{} for _ in texts]
-        scores = self._embedder.embed([_hidden(text, self._settings) for text in texts]) @ self._vectors.T
-        found: list[dict[int, float]] = [{} for _ in texts]
-        for row, number in zip(*np.nonzero(scores >= self._settings.embedding_similarity), strict=True):
-            found[int(row)][int(number)] = min(float(scores[row, number]), 1.0)
-        return found
 
     def _kind(self, text: str, problem: str, tokens: Tokens, reference: _Reference, overlap: float) -> HitKind | None:
         """Return how a text and a test problem that are similar in some way agree; None if they agree too little."""

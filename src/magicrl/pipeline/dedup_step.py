@@ -9,9 +9,9 @@ import hashlib
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -41,20 +41,6 @@ class Duplicate:
     stage: Stage  # the stage that found it
     similarity: float  # of this document and ``twin``: 1 (exact, disguised), Jaccard (near), cosine (embedding)
     twin: str  # id of the document it was compared with: ``kept``, or a duplicate of ``kept``
-
-
-@dataclass(frozen=True, kw_only=True)
-class DuplicateClusters:
-    """All duplicates of one call."""
-
-    documents: int  # number of documents read
-    dropped: tuple[Duplicate, ...]  # in the order of the input
-    pairs_guarded: Mapping[Stage, int]  # similar enough, but with another number, formula or deciding word
-
-    @cached_property
-    def by_id(self) -> dict[str, Duplicate]:
-        """Dropped documents by id."""
-        return {duplicate.id: duplicate for duplicate in self.dropped}
 
 
 Numbers = NDArray[np.int64]
@@ -236,7 +222,7 @@ def _near_rows(vectors: Matrix, similarity: float) -> Iterable[tuple[int, Number
             yield int(row) + first, columns, scores[row, columns]
 
 
-_VERSION = 5  # raised whenever the same documents and settings would give different files
+_VERSION = 6  # raised whenever the same documents and settings would give different files
 _ORDER: tuple[Stage, ...] = (
     "exact",
     "disguised",
@@ -246,7 +232,9 @@ _ORDER: tuple[Stage, ...] = (
 _VECTORS = 4096  # vectors per file
 
 
-def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, folder: Path) -> DuplicateClusters:
+def find_duplicates(
+    documents: Iterable[Document], settings: DedupSettings, *, folder: Path
+) -> tuple[dict[str, Duplicate], dict[Stage, int]]:
     """Find the documents that are copies of better-specified documents.
 
     Every dropped document has a kept one that is at least as well specified. The same documents and settings give the
@@ -256,6 +244,10 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
         documents: Read once. Texts are written to disk; ids, ranks and half-precision vectors stay in memory.
         settings: Stages to run and their thresholds.
         folder: Folder for files. A call that was killed continues after the last stage finished there.
+
+    Returns:
+        The dropped documents by id, in the order of the input. By stage the number of pairs that were similar enough,
+        but have another number, formula or deciding word.
 
     Raises:
         ValueError: Two documents have the same id, or qualities have different lengths.
@@ -272,14 +264,30 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
                 f"document {name!r}: its quality has {len(quality)} values, that of {ids[0]!r} has {len(qualities[0])}"
             )
     if not ids:
-        return DuplicateClusters(documents=0, dropped=(), pairs_guarded={})
+        return {}, {}
     # the largest quality first, ties in the order of the input
     order = np.lexsort([np.arange(len(ids)), *(-np.asarray(qualities, dtype=np.float64).T[::-1])])
     rank = np.empty(len(ids), dtype=np.int64)
     rank[order] = np.arange(len(ids))
     # the folder is named after texts and settings, so that files of another call are never reused
     search = _Search(texts, rank, settings, folder / hash_of(_VERSION, digest, settings.model_dump(mode="json"))[:24])
-    return _clusters(ids, {stage: search.stage(stage) for stage in _ORDER if stage in settings.stages})
+    links: dict[int, tuple[Stage, int, float]] = {}
+    guarded: dict[Stage, int] = {}
+    for stage in _ORDER:
+        if stage not in settings.stages:
+            continue
+        found = search.stage(stage)
+        links |= {dropped: (stage, kept, similarity) for dropped, kept, similarity in found["links"]}
+        guarded[stage] = int(found["guarded"])
+    dropped: dict[str, Duplicate] = {}
+    for number, (stage, twin, similarity) in sorted(links.items()):
+        last = twin
+        # a kept document may itself have been dropped in a later stage
+        while last in links:
+            last = links[last][1]
+        name = ids[number]
+        dropped[name] = Duplicate(id=name, kept=ids[last], stage=stage, similarity=similarity, twin=ids[twin])
+    return dropped, guarded
 
 
 class _Search:
@@ -301,10 +309,20 @@ class _Search:
         """Run a stage, or read its results. Later stages do not see the documents that it drops."""
         path = self._folder / f"{stage}.json"
         if not path.is_file():
-            links = Links(self._alive, self._rank)
-            ways = {"exact": self._exact, "disguised": self._disguised}
-            ways |= {"near": self._near, "embedding": self._embedding}
-            ways[stage](links)
+            links, guard = Links(self._alive, self._rank), self._settings.compare_numbers
+            match stage:
+                case "exact":
+                    self._exact(links)
+                case "disguised":
+                    self._disguised(links)
+                case "near":
+                    near = self._settings.near
+                    bands = self._array("bands", lambda: bands_of(self._texts, near))
+                    link_near(links, self._texts, self._raw, bands, self._numbers(), near, guard=guard)
+                case "embedding":
+                    near = self._settings.embedding
+                    vectors, numbers = self._vectors(near.embedder), self._numbers()
+                    link_neighbours(links, self._raw, vectors, numbers, similarity=near.similarity, guard=guard)
             write_atomically(path, json.dumps({"links": links.found, "guarded": links.guarded}))
         told = json.loads(path.read_text())
         self._alive[[dropped for dropped, _, _ in told["links"]]] = False
@@ -340,18 +358,6 @@ class _Search:
 
             if asking:
                 links.resolve(sorted({*of[bucket].tolist()}), equal)
-
-    def _near(self, links: Links) -> None:
-        near = self._settings.near
-        bands = self._array("bands", lambda: bands_of(self._texts, near))
-        guard = self._settings.compare_numbers
-        link_near(links, self._texts, self._raw, bands, self._numbers(), near, guard=guard)
-
-    def _embedding(self, links: Links) -> None:
-        stage = self._settings.embedding
-        vectors = self._vectors(stage.embedder)
-        guard = self._settings.compare_numbers
-        link_neighbours(links, self._raw, vectors, self._numbers(), similarity=stage.similarity, guard=guard)
 
     def _vectors(self, settings: EmbeddingSettings) -> NDArray[np.float16]:
         """Return the vectors ``[n, d]`` of the remaining documents. Each file of 4,096 vectors is computed once."""
@@ -393,27 +399,6 @@ class _Search:
             np.save(file, values)
 
 
-def _clusters(ids: Sequence[str], stages: Mapping[Stage, Mapping[str, Any]]) -> DuplicateClusters:
-    links: dict[int, tuple[Stage, int, float]] = {
-        dropped: (stage, kept, similarity)
-        for stage, told in stages.items()
-        for dropped, kept, similarity in told["links"]
-    }
-
-    def last(number: int) -> int:
-        # a kept document may itself have been dropped in a later stage
-        while number in links:
-            number = links[number][1]
-        return number
-
-    dropped = tuple(
-        Duplicate(id=ids[number], kept=ids[last(number)], stage=stage, similarity=similarity, twin=ids[twin])
-        for number, (stage, twin, similarity) in sorted(links.items())
-    )
-    guarded: dict[Stage, int] = {stage: int(told["guarded"]) for stage, told in stages.items()}
-    return DuplicateClusters(documents=len(ids), dropped=dropped, pairs_guarded=guarded)
-
-
 _COLUMNS = ["id", "problem", "solutions", "reward_model", "notes"]
 
 
@@ -430,10 +415,12 @@ class Dedup(PipelineStep[DedupStep]):
         drops: dict[str, Drop] = {}
         clusters: dict[str, list[Any]] = {}
         guarded = 0
-        for name, group in self._groups(parts):
-            found = find_duplicates(documents(group), self._settings.settings, folder=folder.work / name)
-            guarded += sum(found.pairs_guarded.values())
-            for one in found.dropped:
+        # parts of a source are adjacent and named SOURCE.NNNNN
+        groups = groupby(parts, key=lambda part: part.name.rpartition(".")[0])
+        for name, group in [("all", parts)] if self._settings.scope == "across" else groups:
+            found, apart = find_duplicates(documents(group), self._settings.settings, folder=folder.work / name)
+            guarded += sum(apart.values())
+            for one in found.values():
                 similarity = round(one.similarity, 4)
                 through = "" if one.twin == one.kept else f", found beside {one.twin}"
                 detail = f"of {one.kept}, similarity {similarity}{through}"
@@ -446,17 +433,8 @@ class Dedup(PipelineStep[DedupStep]):
         write_atomically(folder.work / "clusters.json", json.dumps(told, indent=1))
         write_drops(folder, drops)
 
-    def _groups(self, parts: Sequence[Part]) -> Iterator[tuple[str, list[Part]]]:
-        """Yield the groups of parts that are compared with each other."""
-        if self._settings.scope == "across":
-            yield "all", list(parts)
-            return
-        # parts of a source are adjacent and named SOURCE.NNNNN
-        for source, group in groupby(parts, key=lambda part: part.name.rpartition(".")[0]):
-            yield source, list(group)
 
-
-def documents(parts: Sequence[Part]) -> Iterator[Document]:
+def documents(parts: Iterable[Part]) -> Iterator[Document]:
     """Yield every statement with its quality: checked by the verifier, solved, length of answers or tests."""
     for part in parts:
         for row in read_part(part.path, _COLUMNS).to_pylist():

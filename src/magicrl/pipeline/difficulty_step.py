@@ -149,7 +149,12 @@ class Difficulty(PipelineStep[DifficultyStep]):
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         settings = self._settings
-        problems, counts = self._problems(parts)
+        problems: list[Problem] = []
+        counts: dict[str, Count] = {}
+        for entry in (entry for part in parts for entry in entries_of(read_part(part.path))):
+            name = sampled_name(entry)
+            problems.append(replace(entry.as_problem(), id=name))
+            counts[name] = Count(settings.code_samples if entry.ability == "code" else settings.samples, entry.ability)
         # the number of samples and the stopping rule do not affect a single sample
         known: dict[str, Any] = self.identity(context)
         for name in ("samples", "code_samples", "early_stop", "keep", "label", "overlong_prompts"):
@@ -180,17 +185,6 @@ class Difficulty(PipelineStep[DifficultyStep]):
             "counts": {name: [c.ability, c.correct, c.counted, c.total] for name, c in counts.items()},
         }
         write_atomically(folder.work / "counts.json", json.dumps(document))
-
-    def _problems(self, parts: Sequence[Part]) -> tuple[list[Problem], dict[str, Count]]:
-        problems: list[Problem] = []
-        counts: dict[str, Count] = {}
-        for part in parts:
-            for entry in entries_of(read_part(part.path)):
-                name = sampled_name(entry)
-                problems.append(replace(entry.as_problem(), id=name))
-                code = entry.ability == "code"
-                counts[name] = Count(self._settings.code_samples if code else self._settings.samples, entry.ability)
-        return problems, counts
 
     def _overlong(self, problems: Sequence[Problem], opened: OpenedEngine) -> dict[str, str]:
         """Return the problems whose prompt does not fit, with the reason.

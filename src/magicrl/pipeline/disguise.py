@@ -53,8 +53,9 @@ _TURN = re.compile(
     r"(?![\s\S]*\b(?:minute|second|hour|time)))"
     r"|^(?:\s*(?i:difficulty|topic|subject|source|date|today's date|category|tags?|id|grade|unit|lesson|total):"
     r"\s[^.\n$:]{1,40}[.\n;])+"
+    r"|^\s*[(\[][A-Z][^()\[\]\n$=]{0,40}\b(?:19|20)\d\d[)\]]\s|\s[(\[][A-Z][^()\[\]\n$=]{0,40}\b(?:19|20)\d\d[)\]]\s*\Z"
     r"|^\s*\[[^\[\]\n$=]{0,60}\]\s*\n|^\s*[A-Z][A-Za-z ]{0,40}#\s?\d+\s*[:.)\]-]+\s"
-    rf"|^\W*(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
+    rf"|^\W*(?:[A-Za-z][A-Za-z ]{{0,30}},\s)?(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
     r"(?:[(\[]\d+ (?:points?|marks?|pts)[)\]])?(?:[.):\]]+\s|\n)|^\s*\(?\d{1,4}[.)]\s+(?=[A-Z$\\])"
     r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?"
     r"|we (?:want|need|wish|would like|are asked) to)\s"
@@ -75,7 +76,7 @@ _ENDS = 100  # characters at either end that are searched for surrounding text
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
 _ADDRESS = WORDS.address
-_SPEAKER = listed("i me my please help anyone someone ideas idea")
+_SPEAKER = listed("i me my please help anyone someone ideas idea hint hints tip tips suggestions thoughts")
 _READER = listed("you your following below above here")
 _TASKS = listed("find determine compute calculate evaluate")
 _PEOPLE = listed("he they their them")
@@ -99,6 +100,8 @@ _RULES = listed("all calculator calculators allowed one only")
 _INTRODUCING = listed(
     "teacher teachers student students pupil tutor professor instructor mentor i my me us our please you your explain"
 )
+_POINTING = listed("this these following one below")
+_DECIDING = WORDS.counted | listed("how many much which what who whose where when why")
 _CIRCUMSTANCES = re.compile(
     r"\b\d+[- ](?:years?|minutes?|mins?|seconds?|hours?|marks?|points?)\b|\b(?:grade|class|year|level)\s?\d+"
 )
@@ -124,7 +127,8 @@ def problem_of(text: str) -> str:
         'Find $x$ if $x + 3 = 5$.'
     """
     ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
-    seen = _may_speak(ends) or "<|" in text or "#" in ends or ":" in ends or text.startswith(("[", "You have "))
+    seen = _may_speak(ends) or "<|" in text or "#" in ends or ":" in ends or text.startswith(("[", "(", "You have "))
+    seen = seen or text.rstrip()[-1:] in (")", "]")
     if not seen and not text.lstrip("( ")[:1].isdigit():
         return text
     if "\\" in text:
@@ -153,11 +157,18 @@ def _says_nothing(part: str) -> bool:
 
 
 def _introduces(part: str) -> bool:
-    """Return whether words to or about a reader lead with a colon to the problem: *A student asks their teacher:*."""
-    if not part.rstrip().endswith(":") or any(sign.isdigit() for sign in _CIRCUMSTANCES.sub("", part)):
+    """Return whether words to or about a reader lead with a colon to the problem: *A student asks their teacher:*.
+
+    Words that only point to it must be ones that decide nothing, unlike *Which of these is even:*.
+    """
+    bare = _CIRCUMSTANCES.sub("", part)
+    if not part.rstrip().endswith(":") or any(sign.isdigit() for sign in bare):
         return False
-    told = set(_tokens([part])[0])
-    return not (_INTRODUCING.isdisjoint(told) or told & _SIGNS or any(token.startswith("qz") for token in told))
+    told = set(_tokens([bare])[0])
+    if told & _SIGNS or any(token.startswith("qz") for token in told):
+        return False
+    points = not _POINTING.isdisjoint(told) and not any(token in _DECIDING or poles_of(token) for token in told)
+    return not _INTRODUCING.isdisjoint(told) or (points and {token for token in told if token.isalpha()} <= _FRAME)
 
 
 def _may_speak(text: str) -> bool:

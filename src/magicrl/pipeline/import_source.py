@@ -5,10 +5,10 @@ from __future__ import annotations
 import glob
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,13 +27,6 @@ from magicrl_verifiers.secrets import without_secrets
 
 class NotWanted(ValueError):
     """Raised for a well-formed record that the settings of the source leave out."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GivenProblem(Row):
-    """A problem that a custom source returned instead of a record."""
-
-    problem: Problem
 
 
 def brought_place(source: PipelineSource) -> Place | None:
@@ -65,8 +58,8 @@ class EntryReader:
             notes=source.fields.notes,
         )
 
-    def entry(self, row: Row) -> Entry:
-        """Return the entry of a record.
+    def entry(self, row: Row, given: Problem | None = None) -> Entry:
+        """Return the entry of a record, or of a problem that a custom source returned in place of one.
 
         Raises:
             NotWanted: The settings leave the record out.
@@ -82,12 +75,19 @@ class EntryReader:
         if is_entry(row.record):
             return entry_of(row.record)
         self._check_wanted(row.record)
-        read = self._read(row)
+        try:
+            read = self._reader.read(row) if given is None else self._given(row, given)
+        except Quarantined as error:
+            raise ValueError(f"{row.where}: {error}") from None
         source, problem = self.source, read.problem
         ability: Ability = "code" if problem.verifier == "code" else "math"
         if source.ability is not None and source.ability != ability:
             raise ValueError(f"{row.where}: is a {ability} problem, and the source is said to hold {source.ability}")
         template = catalogue().templates[read.template] if source.template is None else Template(text=source.template)
+        # failures of 16 by model, if the record has this column of the released schema
+        info: Any = problem.extra.get("extra_info")
+        rates: Any = info.get("model_difficulty") if isinstance(info, Mapping) else None
+        pairs: Any = rates.items() if isinstance(rates, Mapping) else rates or ()
         named = source.fields.id is not None or read.own_id is None
         # the record's id if it has one, so that a row added to the file changes no other id
         name = (problem.id if named else str(read.own_id)).removeprefix(f"{source.label}/")
@@ -104,17 +104,11 @@ class EntryReader:
             index=row.index,
             level=problem.level,
             where=row.where,
-            difficulty=_recorded_difficulty(problem.extra),
+            difficulty={str(name): int(count) for name, count in pairs if count is not None},
             notes=read.notes,
         )
 
-    def _read(self, row: Row) -> Read:
-        if not isinstance(row, GivenProblem):
-            try:
-                return self._reader.read(row)
-            except Quarantined as error:
-                raise ValueError(f"{row.where}: {error}") from None
-        problem = row.problem
+    def _given(self, row: Row, problem: Problem) -> Read:
         if problem.verifier not in ("maths", "code") or not problem.references:
             raise ValueError(
                 f"{row.where}: verifier {problem.verifier!r} with {len(problem.references)} references; the steps "
@@ -133,14 +127,6 @@ class EntryReader:
         column = next((name for name in before.columns if name in record), None) if before is not None else None
         if before is not None and column is not None and int(str(record[column])) >= before.value:
             raise NotWanted(f"{column} {record[column]} is not before {before.value}")
-
-
-def _recorded_difficulty(extra: Mapping[str, Any]) -> dict[str, int]:
-    """Return the failures of 16 by model, if the record has this column of the released schema."""
-    info = extra.get("extra_info")
-    rates: Any = cast("Mapping[str, Any]", info).get("model_difficulty") if isinstance(info, Mapping) else None
-    pairs = cast("Mapping[str, Any]", rates).items() if isinstance(rates, Mapping) else rates or ()
-    return {str(name): int(count) for name, count in pairs if count is not None}
 
 
 def check_text(entry: Entry) -> None:
@@ -176,19 +162,6 @@ UNREADABLE = "unreadable record"
 NOT_ASKED_FOR = "not asked for"
 
 
-@dataclass(kw_only=True, slots=True)
-class _Buffer:
-    """Rows of the current part."""
-
-    kept: list[Entry] = field(default_factory=list[Entry])
-    dropped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
-    characters: int = 0
-
-    @property
-    def full(self) -> bool:
-        return len(self.kept) + len(self.dropped) >= PART_ROWS or self.characters >= PART_CHARACTERS
-
-
 def import_source(source: PipelineSource, folder: Path, most_characters: int) -> list[Part]:
     """Return the parts of a source, importing those that are not in ``folder``.
 
@@ -205,63 +178,70 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     files = source_files(source)
     settings = source.model_dump(mode="json", exclude={"path", "source"})  # names and content matter, not the location
     brought = None if source.source is None else (Path(source.source).name, file_fingerprint(source.source))
-    key = hash_of(IMPORT_VERSION, settings, brought, [_checksum(path) for path in files], most_characters)
-    done = _finished(step, key)
-    if done is not None:
-        return done
+    # a missing file is reported when it is read
+    whole = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in files]
+    sums = [checksum(file for file in some if file.is_file()) for some in whole]
+    key = hash_of(IMPORT_VERSION, settings, brought, sums, most_characters)
+    if (step.path / "source.json").is_file():
+        state = json.loads((step.path / "source.json").read_text(encoding="utf-8"))
+        parts = [step.part(name, own) for name, own in state["parts"]]
+        if state["key"] == key and all(map(step.has, parts)):
+            return parts
     parts, seen, read = _taken_up(step, source.label, key)
-    buffer = _Buffer()
     reader = EntryReader(source, most_characters)
+    kept: list[Entry] = []
+    dropped: list[dict[str, Any]] = []
+    characters = 0
+
+    def write() -> None:
+        part = step.part(f"{source.label}.{len(parts):05d}", hash_of(key, len(parts)))
+        # a killed import may have left the very part that is made again
+        if not step.has(part):
+            step.write(part, table_of(kept), pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA))
+        parts.append(part)
+        kept.clear()
+        dropped.clear()
+
     with told_when_full(step.path):
         # every record is a kept or dropped row, so their number says where a killed import continues
-        for row in islice(_rows(source, files), read, source.limit):
-            _read_one(row, reader, buffer, seen)
-            if buffer.full:
-                parts.append(_write(step, source.label, len(parts), key, buffer))
-                buffer = _Buffer()
-        if buffer.kept or buffer.dropped or not parts:
-            parts.append(_write(step, source.label, len(parts), key, buffer))
+        for row, given in islice(_rows(source, files), read, source.limit):
+            try:
+                if isinstance(row, BadRow):
+                    raise ValueError(row.reason)
+                entry = reader.entry(row, given)
+                check_text(entry)
+                if entry.id in seen:
+                    # ids of a source may be doubled; the pipeline drops rows by id
+                    entry = replace(entry, id=f"{entry.id}#{row.index}")
+                seen.add(entry.id)
+                kept.append(entry)
+                characters += len(entry.prompt) + sum(map(len, (*entry.references, *entry.solutions)))
+            except ValueError as error:
+                dropped.append(_dropped(source.label, row, error))
+                characters += len(dropped[-1]["detail"])
+            if len(kept) + len(dropped) >= PART_ROWS or characters >= PART_CHARACTERS:
+                write()
+                characters = 0
+        if kept or dropped or not parts:
+            write()
         step.clear_except([part.name for part in parts])
         state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
         write_atomically(step.path / "source.json", json.dumps(state, indent=1))
     return parts
 
 
-def _read_one(row: Row | BadRow, reader: EntryReader, buffer: _Buffer, seen: set[str]) -> None:
-    try:
-        if isinstance(row, BadRow):
-            raise ValueError(row.reason)
-        entry = reader.entry(row)
-        check_text(entry)
-        if entry.id in seen:
-            # ids of a source may be doubled; the pipeline drops rows by id
-            entry = replace(entry, id=f"{entry.id}#{row.index}")
-        seen.add(entry.id)
-        buffer.kept.append(entry)
-        buffer.characters += len(entry.prompt) + sum(map(len, (*entry.references, *entry.solutions)))
-    except ValueError as error:
-        unwanted = isinstance(error, NotWanted)
-        text = "" if unwanted else shown(row.text if isinstance(row, BadRow) else row.record)
-        label = reader.source.label
-        buffer.dropped.append(
-            {
-                "id": f"{label}/{label}-{row.index}",
-                "source": label,
-                "where": row.where,
-                "step": "import",
-                "reason": NOT_ASKED_FOR if unwanted else UNREADABLE,
-                "detail": f"{error}\n{text}".strip().encode("utf-8", "backslashreplace").decode(),
-            }
-        )
-        buffer.characters += len(text)
-
-
-def _write(step: StepFolder, label: str, number: int, key: str, buffer: _Buffer) -> Part:
-    part = step.part(f"{label}.{number:05d}", hash_of(key, number))
-    # a killed import may have left the very part that is made again
-    if not step.has(part):
-        step.write(part, table_of(buffer.kept), pa.Table.from_pylist(buffer.dropped, schema=DROPPED_SCHEMA))
-    return part
+def _dropped(label: str, row: Row | BadRow, error: ValueError) -> dict[str, Any]:
+    """Return the dropped row of a record: the reason, and its text unless the settings leave it out."""
+    unwanted = isinstance(error, NotWanted)
+    text = "" if unwanted else shown(row.text if isinstance(row, BadRow) else row.record)
+    return {
+        "id": f"{label}/{label}-{row.index}",
+        "source": label,
+        "where": row.where,
+        "step": "import",
+        "reason": NOT_ASKED_FOR if unwanted else UNREADABLE,
+        "detail": f"{error}\n{text}".strip().encode("utf-8", "backslashreplace").decode(),
+    }
 
 
 def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[str], int]:
@@ -281,15 +261,6 @@ def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[s
         parts.append(part)
 
 
-def _finished(step: StepFolder, key: str) -> list[Part] | None:
-    path = step.path / "source.json"
-    if not path.is_file():
-        return None
-    state = json.loads(path.read_text(encoding="utf-8"))
-    parts = [step.part(name, own) for name, own in state["parts"]]
-    return parts if state["key"] == key and all(map(step.has, parts)) else None
-
-
 def source_files(source: PipelineSource) -> list[Path]:
     """Return the files and folders of a source in order. A pattern without matches is an error."""
     found: list[Path] = []
@@ -303,15 +274,16 @@ def source_files(source: PipelineSource) -> list[Path]:
     return found
 
 
-def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
+def _rows(source: PipelineSource, files: list[Path]) -> Iterator[tuple[Row | BadRow, Problem | None]]:
+    """Yield the records of a source, and the problem itself if a custom function returned one."""
     place = brought_place(source)
     if place is not None:
         for index, item in enumerate(place.rows()):
             if isinstance(item, Problem):
                 record = {"id": item.id, "prompt": item.prompt, "references": item.references}
-                yield GivenProblem(index=index, where=f"{place.name}, {item.id}", record=record, problem=item)
+                yield Row(index=index, where=f"{place.name}, {item.id}", record=record), item
             else:
-                yield item
+                yield item, None
         return
     if not files:
         row = source.row
@@ -320,7 +292,8 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
         known = None if source.hub is not None else row  # the subset of the kind belongs to the hub name of the kind
         subset, split = (known.subset, known.split) if known is not None else (None, "train")
         splits = (source.split or split,)
-        yield from read_hub(name, splits=splits, subset=source.subset or subset, revision=source.revision)
+        rows = read_hub(name, splits=splits, subset=source.subset or subset, revision=source.revision)
+        yield from ((row, None) for row in rows)
         return
     index = 0
     for path in files:
@@ -328,10 +301,5 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
         for row in read_place(path, None, splits=(source.split or "train",), subset=source.subset):
             where = row.where if shown_name == name else row.where.replace(name, shown_name)
             # numbered across all files, because ids are made from it
-            yield replace(row, index=index, where=where)
+            yield replace(row, index=index, where=where), None
             index += 1
-
-
-def _checksum(path: Path) -> str:
-    """Return the checksum of a file or of all files in a folder. A missing file is reported when it is read."""
-    return checksum(file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file())

@@ -151,15 +151,6 @@ _ABOUT_FORM = re.compile(r"response.?format|json.?(schema|object)|structured|gui
 _REFUSED = frozenset({400, 413, 422})  # errors about this request, rather than about all requests
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A missing vote."""
-
-    problem: Document
-    index: int
-    key: bytes
-
-
 class JudgeClient:
     """Client of a judge. All methods must run in one event loop."""
 
@@ -181,16 +172,16 @@ class JudgeClient:
         )
         self._transport = Transport(server, ServerUsage())
 
-    async def vote(self, wanted: Wanted, stopped: Callable[[], bool]) -> Vote:
+    async def vote(self, problem: Document, index: int, key: bytes, stopped: Callable[[], bool]) -> Vote:
         """Request a vote, again while the response cannot be read.
 
         Raises:
             ServerError: The server cannot be reached, refuses the key or the model, or fails for too long.
         """
         vote = Vote(
-            problem=wanted.problem.id,
+            problem=problem.id,
             judge=self.settings.shown_name,
-            index=wanted.index,
+            index=index,
             status="unreadable",
             keep=None,
             reasons="",
@@ -200,7 +191,7 @@ class JudgeClient:
         while attempt < self.settings.unreadable_attempts:
             structure = self._structure
             try:
-                answer = await self._send(self._body(wanted.problem.text, wanted.key, attempt), stopped)
+                answer = await self._send(self._body(problem.text, key, attempt), stopped)
             except ServerError as error:
                 if error.status not in _REFUSED:
                     raise self._named(error) from None
@@ -394,20 +385,20 @@ async def _ask(
     """
     failed: list[ValueError] = []
 
-    async def work(judge: JudgeClient, waiting: Iterator[Wanted]) -> None:
-        for wanted in waiting:
+    async def work(judge: JudgeClient, waiting: Iterator[tuple[bytes, tuple[Document, int]]]) -> None:
+        for key, (problem, index) in waiting:
             if failed:
                 return
             try:
-                vote = await judge.vote(wanted, lambda: bool(failed))
-                if wanted.key not in cache:  # judges with the same model share votes
-                    cache.put(wanted.key, vote)
+                vote = await judge.vote(problem, index, key, lambda: bool(failed))
+                if key not in cache:  # judges with the same model share votes
+                    cache.put(key, vote)
             except ValueError as error:
                 failed.append(error)
 
     workers: list[Any] = []
     for judge in judges:
-        waiting = iter(_wanted(chunk, judge.settings, settings, cache))
+        waiting = iter(_wanted(chunk, judge.settings, settings, cache).items())
         # the workers of a judge share an iterator, so that each vote is requested once
         workers += [work(judge, waiting) for _ in range(judge.settings.concurrency)]
     await asyncio.gather(*workers)
@@ -417,11 +408,8 @@ async def _ask(
 
 def _wanted(
     problems: Sequence[Document], judge: VotingJudge, settings: JudgingSettings, cache: VoteCache
-) -> list[Wanted]:
-    wanted: dict[bytes, Wanted] = {}  # by key, so that equal problems share votes
-    for problem in problems:
-        for index in range(judge.votes):
-            key = vote_key(problem, judge, index, settings)
-            if key not in cache:
-                wanted[key] = Wanted(problem, index, key)
-    return list(wanted.values())
+) -> dict[bytes, tuple[Document, int]]:
+    """Return problem and number of each missing vote, by key, so that equal problems share votes."""
+    votes = ((problem, index) for problem in problems for index in range(judge.votes))
+    keyed = {vote_key(problem, judge, index, settings): (problem, index) for problem, index in votes}
+    return {key: vote for key, vote in keyed.items() if key not in cache}

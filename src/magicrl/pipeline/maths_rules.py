@@ -6,7 +6,7 @@ In doubt a rule drops the problem: a lost problem costs little, an unanswerable 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from magicrl.pipeline.entry import Entry
 from magicrl.pipeline.frame import Drop
@@ -80,34 +80,41 @@ _TRANSLATION = re.compile(
 )
 _INVALID = {"no", "false", "incomplete", "invalid", "problem not solved"}
 
-Rule = Callable[[Entry, MathsCleaning], Drop | None]
-
 
 def maths_fault(entry: Entry, rules: MathsCleaning) -> Drop | None:
     """Return the first rule that the problem breaks, None if it breaks none."""
-    wanted: tuple[tuple[bool, Rule], ...] = (
-        (True, _empty),
-        (rules.proofs, _proof),
-        (rules.invalid, _invalid),
-        (rules.synthetic == "drop", _synthetic),
-        (rules.links, _link),
+    # only the first rule counts, so that a dropped problem has one reason and the counts add up
+    return next(_faults(entry, rules), None)
+
+
+def _faults(entry: Entry, rules: MathsCleaning) -> Iterator[Drop]:
+    """Yield the rules that the problem breaks. Each is checked when the next one is requested."""
+    wanted: tuple[tuple[bool, Callable[[Entry, MathsCleaning], Drop | None]], ...] = (
         (rules.figures, _figure),
         (rules.repeated, _repeated),
         (rules.multiple_choice != "keep", _choice),
         (rules.multi_part, _parts),
-        (True, _long_answer),
     )
-    # only the first rule counts, so that a dropped problem has one reason and the counts add up
-    return next((fault for holds, rule in wanted if holds and (fault := rule(entry, rules)) is not None), None)
-
-
-def _empty(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if not entry.problem.strip():
-        return Drop("no statement")
-    return None if any(reference.strip() for reference in entry.references) else Drop("no answer")
+        yield Drop("no statement")
+    if not any(reference.strip() for reference in entry.references):
+        yield Drop("no answer")
+    if rules.proofs and (fault := _proof(entry)):
+        yield fault
+    for name in ("problem_is_valid", "solution_is_valid"):
+        if rules.invalid and str(entry.notes.get(name, "yes")).strip().lower() in _INVALID:
+            yield Drop("marked invalid by its source", f"{name} is {entry.notes[name]!r}")
+    if rules.synthetic == "drop" and entry.notes.get("synthetic") is True:
+        yield Drop("synthetic")
+    if rules.links and (found := _search(_LINK, _LINK_WORDS, entry.problem)):
+        yield Drop("external link or image", _around(entry.problem, found))
+    yield from (fault for holds, rule in wanted if holds and (fault := rule(entry, rules)))
+    longest = max(map(len, entry.references))
+    if longest > rules.max_answer_characters:
+        yield Drop("answer too long", f"{longest} characters, at most {rules.max_answer_characters}")
 
 
-def _proof(entry: Entry, rules: MathsCleaning) -> Drop | None:
+def _proof(entry: Entry) -> Drop | None:
     if str(entry.notes.get("question_type", "")).lower() == "proof":
         return Drop("proof", "question_type is proof")
     if all(reference.strip().lower().strip(".") in _NO_ANSWER for reference in entry.references):
@@ -117,22 +124,6 @@ def _proof(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if found and not _ASKS_FOR_VALUE.search(entry.problem):
         return Drop("proof", f"asks to {found.group()!r} and for no value")
     return None
-
-
-def _invalid(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    for name in ("problem_is_valid", "solution_is_valid"):
-        if str(entry.notes.get(name, "yes")).strip().lower() in _INVALID:
-            return Drop("marked invalid by its source", f"{name} is {entry.notes[name]!r}")
-    return None
-
-
-def _synthetic(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    return Drop("synthetic") if entry.notes.get("synthetic") is True else None
-
-
-def _link(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    found = _search(_LINK, _LINK_WORDS, entry.problem)
-    return Drop("external link or image", _around(entry.problem, found)) if found else None
 
 
 def _figure(entry: Entry, rules: MathsCleaning) -> Drop | None:
@@ -161,13 +152,11 @@ def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
     elif all(_LETTER.fullmatch(reference.strip().upper()) for reference in entry.references):
         return Drop("multiple choice", f"asks for one of the following; reference answer {entry.references[0]!r}")
     else:
-        missing = len(entry.problem) < 1500 and _lists_nothing(entry.problem[found.end() :].strip())
+        # no list follows: a short rest in one line, without separators
+        rest = entry.problem[found.end() :].strip()
+        listed = len(rest) >= 120 or re.search(r"[,;:\n]|\bor\b|\\\[|\\\\|\$\$", rest)
+        missing = len(entry.problem) < 1500 and not listed
     return Drop("options missing", _around(entry.problem, found)) if missing else None
-
-
-def _lists_nothing(rest: str) -> bool:
-    """Return whether no list follows ``which of the following``: a short rest in one line, without separators."""
-    return len(rest) < 120 and not re.search(r"[,;:\n]|\bor\b|\\\[|\\\\|\$\$", rest)
 
 
 def options_in(text: str) -> list[str]:
@@ -217,13 +206,6 @@ def _repeated(entry: Entry, rules: MathsCleaning) -> Drop | None:
     first, second = text[:half], text[half:].removeprefix(" ")
     if len(first) >= 12 and first == second:
         return Drop("statement stands twice", first[:200])
-    return None
-
-
-def _long_answer(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    longest = max(map(len, entry.references))
-    if longest > rules.max_answer_characters:
-        return Drop("answer too long", f"{longest} characters, at most {rules.max_answer_characters}")
     return None
 
 

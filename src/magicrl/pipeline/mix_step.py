@@ -94,10 +94,7 @@ class Mix(PipelineStep[MixStep]):
         return self._settings.model_dump(mode="json")
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        write_drops(folder, self._drawn(parts))
-
-    def _drawn(self, parts: Sequence[Part]) -> dict[str, Drop]:
-        """Return the rows that are not drawn, with the reason."""
+        """Store the rows that are not drawn, with the reason."""
         settings = self._settings
         drops: dict[str, Drop] = {}
         eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
@@ -123,7 +120,7 @@ class Mix(PipelineStep[MixStep]):
             for place, (_, name) in enumerate(sorted(rows)):
                 if place >= quotas[source]:
                     drops[name] = Drop(f"over the cap of {source}" if place >= cap else "not drawn")
-        return drops
+        write_drops(folder, drops)
 
     def _outside(self, difficulty: Mapping[str, int]) -> str | None:
         for band in self._settings.bands:

@@ -208,15 +208,9 @@ class Kind(Section):
     checked: str
 
 
-class Kinds(Section):
-    """Contents of ``source_kinds.toml``."""
-
-    kinds: dict[str, Kind]
-
-
-def known_kinds() -> Kinds:
-    """Return the datasets that magicrl knows."""
-    return shipped_table("pipeline/source_kinds.toml", Kinds)
+def known_kinds() -> dict[str, Kind]:
+    """Return the datasets that magicrl knows, by name."""
+    return shipped_table("pipeline/source_kinds.toml", dict[str, dict[str, Kind]])["kinds"]
 
 
 class PipelineFields(FieldMapping):
@@ -252,7 +246,7 @@ class PipelineSource(Section):
 
     @model_validator(mode="after")
     def _is_somewhere(self) -> Self:
-        kinds = known_kinds().kinds
+        kinds = known_kinds()
         if self.kind != "auto" and self.kind not in kinds:
             hint = did_you_mean(self.kind, kinds)
             raise ValueError(f"unknown kind {self.kind!r}{hint} Known: auto, {', '.join(kinds)}")
@@ -270,7 +264,7 @@ class PipelineSource(Section):
     @property
     def row(self) -> Kind | None:
         """Row of the kind, None for ``auto``."""
-        return known_kinds().kinds.get(self.kind)
+        return known_kinds().get(self.kind)
 
     @property
     def label(self) -> str:

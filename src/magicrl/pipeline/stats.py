@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,17 +36,6 @@ class StepCounts:
         for one in self.sources.values():
             total.update(one["dropped"])
         return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Station:
-    """Decision of a step on a problem: kept, or the reason."""
-
-    step: str
-    kept: bool
-    reason: str
-    detail: str
-    row: dict[str, Any]
 
 
 def step_folders(output: Path) -> list[StepFolder]:
@@ -89,34 +77,33 @@ def counts_of(output: Path) -> list[StepCounts]:
     return found
 
 
-def way_of(output: Path, problem: str) -> list[Station]:
+def way_of(output: Path, problem: str) -> list[tuple[str, bool, dict[str, Any]]]:
     """Return the decision of each step on a problem, up to the step that dropped it.
+
+    Returns:
+        For each step its name, whether it kept the problem, and the row. Rows of ``dropped`` hold reason and detail.
 
     Raises:
         ValueError: No problem has this id.
     """
-    stations: list[Station] = []
+    way: list[tuple[str, bool, dict[str, Any]]] = []
     near: set[str] = set()
     for name, folders in _levels(output):
-        found = next((one for folder in folders for one in _look(folder, name, problem, near)), None)
-        if found is not None:
-            stations.append(found)
+        seen = len(way)
+        places = [place for one in folders for place in (one.kept, one.dropped)]
+        for path in [path for place in places for path in sorted(place.glob("*.parquet"))]:
+            ids = read_part(path, ["id"]).column("id").to_pylist()
+            if len(near) < 20_000:  # difflib compares with each of them
+                near.update(ids)
+            if problem in ids:
+                row = read_part(path).slice(ids.index(problem), 1).to_pylist()[0]
+                way.append((name, path.parent.name == "kept", row))
+                break
         # no later step has seen it
-        if found is None or not found.kept:
+        if len(way) == seen or not way[-1][1]:
             break
-    if not stations:
+    if not way:
         close = difflib.get_close_matches(problem, near, n=3, cutoff=0.6)
         hint = f"; near ones: {', '.join(close)}" if close else "; ids are SOURCE/NAME, as in the rows' column id"
         raise ValueError(f"{output}: no problem has the id {problem!r}{hint}")
-    return stations
-
-
-def _look(folder: StepFolder, name: str, problem: str, near: set[str]) -> Iterator[Station]:
-    for path in (*sorted(folder.kept.glob("*.parquet")), *sorted(folder.dropped.glob("*.parquet"))):
-        ids = read_part(path, ["id"]).column("id").to_pylist()
-        if len(near) < 20_000:  # difflib compares with each of them
-            near.update(ids)
-        if problem in ids:
-            row = read_part(path).slice(ids.index(problem), 1).to_pylist()[0]
-            reason, detail = row.pop("reason", "") or "", row.pop("detail", "") or ""
-            yield Station(step=name, kept=path.parent == folder.kept, reason=reason, detail=detail, row=row)
+    return way

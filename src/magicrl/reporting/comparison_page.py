@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from magicrl.config.loader import leaves
 from magicrl.evaluation.comparison import compare_pair
-from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
+from magicrl.evaluation.presets import TABLE13_SETS, average, table13
 from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.charts import (
     PALETTE,
@@ -475,7 +475,8 @@ def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
     for evaluation, name in zip(evaluations, names, strict=True):
         scores = {s: evaluation.benchmarks[s] for s in TABLE13_SETS if s in evaluation.benchmarks}
         if scores:
-            row = Table13Row(model=name, **{s: 100 * result.accuracy.mean for s, result in scores.items()})
+            row: dict[str, Any] = {"model": name, **dict.fromkeys(TABLE13_SETS)}
+            row |= {s: 100 * result.accuracy.mean for s, result in scores.items()}
             differs = {s: ", ".join(result.table13.get("differs") or ()) for s, result in scores.items()}
             own.append(
                 {
@@ -485,8 +486,9 @@ def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
                     "differs": [f"{s}: {reasons}" for s, reasons in differs.items() if reasons],
                 }
             )
-    paper = [{"row": row, "average": average(row)} for row in table13().rows]
-    data = {"paper": paper, "own": own, "sets": TABLE13_SETS, "note": table13().note}
+    rows, note = table13()
+    paper = [{"row": row, "average": average(row)} for row in rows]
+    data = {"paper": paper, "own": own, "sets": TABLE13_SETS, "note": note}
     return block("table13", "Next to Table 13", data if own else None)
 
 

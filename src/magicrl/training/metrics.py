@@ -123,6 +123,7 @@ def step_metrics(
         clock: Clock of the step.
         asynchronous: Metrics of staleness and queue, empty in synchronous mode.
     """
+    tokens = np.array([group.group.num_tokens for group in groups])
     values: Values = {
         **rollout_metrics(groups),
         **control,
@@ -132,6 +133,7 @@ def step_metrics(
         "groups/refilled": refilled,
         "groups/trained": kept,
         "groups/all_rejected": int(not kept),
+        "tokens/rejected/ratio": 1.0 - float(tokens[list(rejection.kept)].sum()) / max(1, int(tokens.sum())),
         **merge_updates(updates),
         "stage/max_tokens": max_tokens,
     }

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
 from magicrl.config.schema import StageConfig, TrainConfig
+from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.model_files import find_model, weights_differ
@@ -317,7 +318,9 @@ class Session:
         )
         # An engine starts without weights, and the difficulty filter below samples from the initial model.
         self._engine.sync_weights(self._learner)
-        self._sampler = PromptSampler(self._filtered_training_set(), seed=config.run.seed)
+        problems, seed = self._filtered_training_set(), config.run.seed
+        curriculum = make_curriculum(config.data.sampler, problems, seed, config.data.sampler_options)
+        self._sampler = PromptSampler(problems, seed, curriculum)
         self._trainer = Trainer(
             config,
             engine=self._engine,
@@ -432,6 +435,7 @@ class Session:
         # Rejected groups too: they include the prompts that the online filter treats as solved.
         for group in result.groups:
             self._visits.observe(group)
+            self._sampler.observe(group)
         validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
         values = {**result.metrics.values}
         accuracy = values.get("train/accuracy/mean")

@@ -19,6 +19,8 @@ import torch
 from magicrl.algorithms.advantages import advantage_of
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainConfig
+from magicrl.data.curricula import make_curriculum
+from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, source_place_of
 from magicrl.environments.base import environment_spec
 from magicrl.models.adapters import adapter_shapes, check_adapters, read_adapters
@@ -300,6 +302,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     ):
         check_references(key, problems, sources)
     _check_demonstrated(shown, data, config)
+    try:
+        curriculum = make_curriculum(config.data.sampler, data.train, config.run.seed, config.data.sampler_options)
+        PromptSampler(data.train, config.run.seed, curriculum).next(config.stages[0].rollout_batch)
+    except ValueError as error:
+        raise RecipeError(str(error), key="data.sampler") from error
     tests = (p for problems in data.test.values() for p in problems)
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
     observed = _check_environments(config, data, encoder)

@@ -297,7 +297,7 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
 
 
 def test_the_window_on_the_page_is_the_catalogue_s() -> None:
-    first, last = known_benchmarks().benchmarks["livecodebench"].window or (None, None)
+    first, last = known_benchmarks()["livecodebench"].window or (None, None)
     assert f"{first} to {last}" in PAGE.read_text()
 
 

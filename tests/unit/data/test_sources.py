@@ -175,7 +175,7 @@ def test_code_rows_without_tests_are_set_aside_with_their_reason(
     write_lines(tmp_path / "mix.jsonl", rows)
     loaded = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
     assert [p.id for p in loaded.problems] == ["mix-0"]
-    assert [item.where.rpartition(", ")[2] for item in loaded.set_aside] == ["line 2", "line 3"]
+    assert [where.rpartition(", ")[2] for where, _ in loaded.set_aside] == ["line 2", "line 3"]
     with caplog.at_level(logging.WARNING):
         load(tmp_path, "mix.jsonl")
     assert "2 records set aside: a code problem" in caplog.text
@@ -221,7 +221,7 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
     write_lines(tmp_path / "r.jsonl", rows)
     loaded = load_source(SourceConfig(path=str(tmp_path / "r.jsonl"), difficulty_of="Small"))
     assert [p.prompt for p in loaded.problems] == ["What is 1 + 3?", "What is 2 + 3?"]
-    assert [item.reason.partition(" (")[0] for item in loaded.set_aside] == [
+    assert [reason.partition(" (")[0] for _, reason in loaded.set_aside] == [
         "Small solved it always",
         "Small solved it never",
         "extra_info.model_difficulty says nothing of Small",

@@ -160,8 +160,9 @@ def test_table13_averages_are_computed_and_differ_from_the_abstract_as_its_note_
     assert averages["Skywork-OR1-32B"] == pytest.approx(72.8, abs=0.05)
     assert averages["Skywork-OR1-7B"] == pytest.approx(57.5, abs=0.05)
     assert averages["Light-R1-32B"] is None
-    assert len(table13().rows) == 13
-    assert "57.8" in table13().note
+    rows, note = table13()
+    assert len(rows) == 13
+    assert "57.8" in note
     own = rows_with({"aime24": 0.5, "aime25": 0.25, "livecodebench": 0.3})[-1]
     assert own == {"model": "this result", "aime24": 50.0, "aime25": 25.0, "livecodebench": 30.0, "average": 35.0}
 

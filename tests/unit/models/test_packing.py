@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from builders import train_sample
-from own_precision import in_own_precision
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
@@ -26,6 +25,7 @@ from magicrl.models.packing import (
 )
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample
+from magicrl.selfcheck.own_precision import in_own_precision
 
 
 def random_lengths(seed: int, count: int, low: int = 1, high: int = 200) -> list[int]:

@@ -18,7 +18,7 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
 from magicrl.pipeline import dedup_step
-from magicrl.pipeline.dedup_step import DuplicateClusters, find_duplicates
+from magicrl.pipeline.dedup_step import Duplicate, find_duplicates
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import DedupSettings, EmbeddingSettings, EmbeddingStageSettings, NearSettings
 
@@ -32,8 +32,8 @@ def documents(**texts: str) -> list[Document]:
     return [Document(name, text, (1.0,)) for name, text in texts.items()]
 
 
-def run(held: list[Document], folder: Path, **settings: Any) -> DuplicateClusters:
-    return find_duplicates(held, DedupSettings(**settings), folder=folder)
+def run(held: list[Document], folder: Path, **settings: Any) -> list[Duplicate]:
+    return list(find_duplicates(held, DedupSettings(**settings), folder=folder)[0].values())
 
 
 def test_each_stage_finds_its_kind_and_names_the_twin(tmp_path: Path) -> None:
@@ -52,28 +52,24 @@ def test_each_stage_finds_its_kind_and_names_the_twin(tmp_path: Path) -> None:
         near=NearSettings(similarity=0.75),
         embedding=EmbeddingStageSettings(similarity=0.6),  # in six texts no word is common
     )
-    told = {one.id: (one.kept, one.stage) for one in found.dropped}
+    told = {one.id: (one.kept, one.stage) for one in found}
     assert told == {
         "typeset": ("cards", "exact"),
         "closely": ("trains", "near"),
         "reworded": ("garden", "embedding"),
     }
-    assert all(one.twin == one.kept for one in found.dropped)
-    assert found.documents == 7
-    assert {one.kept for one in found.dropped} == {"trains", "cards", "garden"}
-    assert "polynomial" not in found.by_id
-    assert "closely" in found.by_id
+    assert all(one.twin == one.kept for one in found)
 
 
 @pytest.mark.parametrize("change", [("12", "13"), ("How many bloom", "How many are not planted"), ("rows", "columns")])
 def test_another_problem_in_the_same_words_is_no_duplicate(change: tuple[str, str], tmp_path: Path) -> None:
     found = run(documents(one=GARDEN, other=GARDEN.replace(*change)), tmp_path)
-    assert not found.dropped
+    assert not found
 
 
 def test_without_the_guard_it_would_be_one(tmp_path: Path) -> None:
     found = run(documents(one=GARDEN, other=GARDEN.replace("12", "13")), tmp_path, compare_numbers=False)
-    assert [(one.id, one.stage) for one in found.dropped] == [("other", "near")]
+    assert [(one.id, one.stage) for one in found] == [("other", "near")]
 
 
 def test_the_better_specified_copy_stays_and_of_equals_the_first(tmp_path: Path) -> None:
@@ -84,7 +80,7 @@ def test_the_better_specified_copy_stays_and_of_equals_the_first(tmp_path: Path)
         Document("near", TRAINS.replace("When do they", "Find when they"), (1.0, 6.0)),
     ]
     found = run(held, tmp_path)
-    assert {one.id: (one.kept, one.twin) for one in found.dropped} == {
+    assert {one.id: (one.kept, one.twin) for one in found} == {
         "poor": ("near", "first"),
         "second": ("near", "first"),
         "first": ("near", "near"),
@@ -97,7 +93,7 @@ def test_the_order_of_stages_and_documents_does_not_decide_what_is_a_copy(tmp_pa
     one = run(held, tmp_path / "a")
     shuffled = random.Random(1).sample(held, len(held))
     other = run(shuffled, tmp_path / "b", stages=("embedding", "near", "exact"))
-    assert {d.id: d.kept for d in one.dropped} == {d.id: d.kept for d in other.dropped}
+    assert {d.id: d.kept for d in one} == {d.id: d.kept for d in other}
 
 
 @pytest.mark.parametrize(
@@ -114,12 +110,12 @@ def test_the_order_of_stages_and_documents_does_not_decide_what_is_a_copy(tmp_pa
 )
 def test_two_disguises_of_one_problem_are_duplicates(one: str, other: str, tmp_path: Path) -> None:
     found = run(documents(one=one, other=other), tmp_path, stages=("disguised",))
-    assert [(one.id, one.kept) for one in found.dropped] == [("other", "one")]
+    assert [(one.id, one.kept) for one in found] == [("other", "one")]
 
 
 def test_texts_without_words_are_compared_as_they_are(tmp_path: Path) -> None:
     found = run(documents(empty="", question="???", marks="!!!", again="???"), tmp_path)
-    assert {one.id: one.kept for one in found.dropped} == {"again": "question"}
+    assert {one.id: one.kept for one in found} == {"again": "question"}
 
 
 def test_what_a_caller_gets_wrong_is_said(tmp_path: Path) -> None:
@@ -129,7 +125,7 @@ def test_what_a_caller_gets_wrong_is_said(tmp_path: Path) -> None:
         run([Document("a", "x", (1.0,)), Document("b", "y", (1.0, 2.0))], tmp_path)
     with pytest.raises(ValueError, match="each once"):
         DedupSettings(stages=("near", "near"))
-    assert run([], tmp_path / "none").dropped == ()
+    assert run([], tmp_path / "none") == []
 
 
 def many(count: int) -> list[Document]:
@@ -142,8 +138,8 @@ def many(count: int) -> list[Document]:
 def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = many(60)
     whole = run(held, tmp_path / "whole")
-    assert sum(one.stage == "exact" for one in whole.dropped) == 30
-    for place in ("bands_of", "link_near", "make_embedder", "_clusters"):
+    assert sum(one.stage == "exact" for one in whole) == 30
+    for place in ("bands_of", "link_near", "make_embedder", "Duplicate"):
         with monkeypatch.context() as patch:
             patch.setattr(dedup_step, place, stopped)
             with pytest.raises(KeyboardInterrupt):
@@ -159,13 +155,13 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
 def test_another_set_or_setting_does_not_find_old_results(tmp_path: Path) -> None:
     held = many(60)
     run(held, tmp_path)
-    assert len(run(held[:30], tmp_path).dropped) < 15
-    assert run(held, tmp_path, stages=("exact",)).pairs_guarded == {"exact": 0}
+    assert len(run(held[:30], tmp_path)) < 15
+    assert find_duplicates(held, DedupSettings(stages=("exact",)), folder=tmp_path)[1] == {"exact": 0}
     strict = run(held, tmp_path, near=NearSettings(similarity=1.0))
-    assert all(one.stage != "near" for one in strict.dropped)
+    assert all(one.stage != "near" for one in strict)
     for better in (0, 1):
         twins = [Document(str(place), GARDEN, (float(place == better),)) for place in range(2)]
-        assert [one.kept for one in run(twins, tmp_path).dropped] == [str(better)]
+        assert [one.kept for one in run(twins, tmp_path)] == [str(better)]
 
 
 def stopped(*_: Any, **__: Any) -> Any:
@@ -180,11 +176,11 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
     whole = run(held, tmp_path / "whole", **settings)
     monkeypatch.setattr(dedup_step, "_TILE", 8)
     tiles = run(held, tmp_path / "tiles", **settings)
-    assert [(one.id, one.twin) for one in tiles.dropped] == [(one.id, one.twin) for one in whole.dropped]
+    assert [(one.id, one.twin) for one in tiles] == [(one.id, one.twin) for one in whole]
     monkeypatch.setattr(dedup_step, "_BLOCK", 16)
     parts = run(held, tmp_path / "parts", **settings)
-    assert parts.by_id["reworded"].kept == "garden"
-    assert len(parts.dropped) >= 0.9 * len(whole.dropped)
+    assert {one.id: one.kept for one in parts}["reworded"] == "garden"
+    assert len(parts) >= 0.9 * len(whole)
 
 
 @contextmanager
@@ -219,7 +215,7 @@ def test_an_embedding_server_is_asked_in_batches_and_never_twice(
         settings = {"stages": ("embedding",), "embedding": EmbeddingStageSettings(embedder=embedder, similarity=0.999)}
         settings["compare_numbers"] = False
         found = run(held, tmp_path, **settings)
-        assert [(one.id, one.kept) for one in found.dropped] == [("turned", "garden")]
+        assert [(one.id, one.kept) for one in found] == [("turned", "garden")]
         assert sorted(asked) == [1, 3]
         assert run(held, tmp_path, **settings) == found
         assert len(asked) == 2
@@ -236,7 +232,7 @@ def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
 
     with embedding_server(answer) as (url, _):
         stage = EmbeddingStageSettings(embedder=EmbeddingSettings(kind="server", base_url=url), similarity=0.9)
-        (found,) = run(held, tmp_path, stages=("embedding",), embedding=stage, compare_numbers=False).dropped
+        (found,) = run(held, tmp_path, stages=("embedding",), embedding=stage, compare_numbers=False)
     assert (found.id, found.twin) == ("ash", "elm")
     assert found.similarity == pytest.approx(math.cos(0.3), abs=1e-3)
 

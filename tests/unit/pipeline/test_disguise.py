@@ -73,14 +73,14 @@ def test_both_steps_say_what_they_found(tmp_path: Path) -> None:
     texts = {f"own{i}": text for i, text in enumerate([LINES, STORY, INDEX])}
     copies = {f"copy{i}": other for i, (_, other) in enumerate(SAME)}
     held = [Document(name, text, (float(name < "d"),)) for name, text in (copies | texts).items()]
-    found = find_duplicates(held, DedupSettings(stages=("exact", "disguised")), folder=tmp_path / "dedup")
-    assert {name: one.kept for name, one in found.by_id.items()}.keys() == {*texts, *copies} - {
+    found, _ = find_duplicates(held, DedupSettings(stages=("exact", "disguised")), folder=tmp_path / "dedup")
+    assert found.keys() == {*texts, *copies} - {
         "copy0",
         "copy4",
         "copy7",
     }
     # a chat template and remarks are no part of a problem: these copies are equal to it
-    assert {one.id for one in found.dropped if one.stage == "exact"} == {"own0", "own1", "copy6"}
+    assert {name for name, one in found.items() if one.stage == "exact"} == {"own0", "own1", "copy6"}
     references = {"test": [Document(name, text) for name, text in texts.items()]}
     asked = (Document(name, text) for name, text in copies.items())
     settings = DecontaminationSettings(use_embedding=False)
@@ -93,7 +93,7 @@ def test_both_steps_say_what_they_found(tmp_path: Path) -> None:
 def test_two_that_share_a_part_only_are_two_problems(tmp_path: Path) -> None:
     told = "A shop sells 3 kinds of bread and 4 kinds of cheese. "
     held = [Document("a", told + "It opens early."), Document("b", told + "It is near the school.")]
-    assert not find_duplicates(held, DedupSettings(stages=("disguised",)), folder=tmp_path).dropped
+    assert not find_duplicates(held, DedupSettings(stages=("disguised",)), folder=tmp_path)[0]
 
 
 REMARKS = [
@@ -111,11 +111,16 @@ REMARKS = [
     ("Example 7.\n", " [3 marks]"),
     ("Return \\(\\boxed{x}\\), where x is your answer.\n---\n", ""),
     ("Your task is to ", "\nExplain your solution as if to a ten-year-old."),
+    ("Answer this in under 3 minutes: ", ""),
+    ("Winter exam, problem 8. ", ""),
+    ("(HMMT 2019) ", ""),
+    ("", " [Putnam 1987]"),
 ]
 NO_REMARKS = [
     "You have 5 exams, and 3 problems in each exam. How many are there?",
     "Find the number of solutions of\n$x^2 = 4$.",
     "What comes next:\n2, 4, 8, 16",
+    "Find the least of these: $x$, $x + 1$, $2x$.",
     "Tom says that his answer is 12. What is half of it?",
     "What is 20/7? Round your answer to 3 decimal places.",
     "A box holds 3 pens. The answer is $x$. Find $x$.",

@@ -23,7 +23,7 @@ RECORDS: dict[str, dict[str, Any]] = {row["kind"]: row for row in map(json.loads
 
 
 def test_every_known_kind_has_a_record_here() -> None:
-    assert RECORDS.keys() == known_kinds().kinds.keys()
+    assert RECORDS.keys() == known_kinds().keys()
 
 
 @pytest.mark.parametrize("kind", RECORDS)

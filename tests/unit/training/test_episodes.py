@@ -13,7 +13,6 @@ import pytest
 import torch
 from builders import SIZES, completion, problem, request
 from learning import learning
-from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -36,6 +35,7 @@ from magicrl.records import (
     frozen_floats,
 )
 from magicrl.rollout.protocol import Capabilities
+from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
 from magicrl.training.protocols import Controls

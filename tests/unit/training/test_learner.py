@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 from learning import learning
-from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.protocols import Controls, Learner
 

