@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
@@ -128,14 +127,8 @@ def _reached(rows: Mapping[tuple[int, int], Result], cost: str, curve: str, boun
     return f"{len(got)} of {len(rows)} runs" + (f": {mean_text(got)}" if got else "")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """A variant of the report, planned on the report's GPUs."""
-
-    name: str
-    gpus: int
-    seconds: float  # per step of the last stage, by ``magicrl plan``
-    hours: float  # of all steps
+Planned: TypeAlias = tuple[str, int, float, float]
+"""A variant on the report's GPUs: name, GPUs, planned seconds per step of the last stage, hours in all."""
 
 
 def planned_arms(ablation: Ablation, gpus: Sequence[int]) -> list[Planned]:
@@ -145,7 +138,7 @@ def planned_arms(ablation: Ablation, gpus: Sequence[int]) -> list[Planned]:
         assert run.config.start.model is not None, "variants at scale paper start from a published model"
         plan = make_plan(run.config, load_shape(run.config.start.model), load_hardware(GPU), Options(gpus=number))
         name = next(arm for owner, arm in run.arms if owner == ablation.id)
-        found.append(Planned(name=name, gpus=number, seconds=plan.stages[-1].seconds, hours=plan.hours))
+        found.append((name, number, plan.stages[-1].seconds, plan.hours))
     return found
 
 
@@ -159,16 +152,16 @@ def equal_time_table(runs: Runs, planned: Sequence[Planned], arm_of: Callable[[i
     """
     arms = [arm_of(place) for place in range(len(planned))]
     least = min(
-        len(row["curves"]["accuracy"]) * one.seconds
-        for arm, one in zip(arms, planned, strict=True)
+        len(row["curves"]["accuracy"]) * seconds
+        for arm, (_, _, seconds, _) in zip(arms, planned, strict=True)
         for row in runs.get(arm, {}).values()
     )
     rows: list[list[object]] = []
-    for arm, one in zip(arms, planned, strict=True):
-        step = max(1, int(least / one.seconds))
+    for arm, (name, gpus, seconds, _) in zip(arms, planned, strict=True):
+        step = max(1, int(least / seconds))
         at = mean_text(_measured(runs.get(arm, {}), f"accuracy@{step}"))
         end = mean_text(_measured(runs.get(arm, {}), "test@1.0"))
-        rows.append([arm, one.name, one.gpus, f"{one.seconds:.0f}", step, at, end])
+        rows.append([arm, name, gpus, f"{seconds:.0f}", step, at, end])
     head = ("variant", "the report's", "GPUs", "planned s per step", "steps in equal time", "accuracy after them")
     return markdown_table([*head, "accuracy at the last step"], rows)
 
@@ -206,7 +199,7 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
 
 def _stage_hours(ablation: Ablation) -> str:
     number = len(ablation.scales["paper"].arms)
-    rows = [(s.name, f"{s.seconds:.0f}", f"{s.hours:.1f}") for s in planned_arms(ablation, [64] * number)]
+    rows = [(name, f"{step:.0f}", f"{hours:.1f}") for name, _, step, hours in planned_arms(ablation, [64] * number)]
     table = markdown_table(("variant of the report", "planned s per step of the last stage", "hours"), rows)
     return f"Planned for the report's variants on 64 GPUs:\n\n{table}\n"
 

@@ -37,7 +37,7 @@ CURVES = (
     "learner/grad_norm",
 )
 RULE, MARGIN, PREMISE = 0.293, 0.15, 0.05
-LEAST_MIXED = 0.15
+LEAST_MIXED = 0.1
 """Share of mixed groups from which a screened task has a row."""
 
 
@@ -62,7 +62,7 @@ def collect(run: Path) -> dict[str, Any]:
         "status": record["status"],
         "curves": {key: [step.get(key) for step in steps] for key in CURVES},
         "cpu_seconds": round(sum(step["time/rollout_cpu"] + step["time/train_cpu"] for step in steps)),
-        "baselines": without_model(data.train, test),
+        "baselines": without_model(data.train, test or data.train),
         "tests": tests,
         "environment": record["environments"][-1],
     }
@@ -174,12 +174,12 @@ def figure(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the share of right answers per step as an SVG file: a mean over five steps, and the raw values."""
     series: list[Series] = []
     for number, run in enumerate(runs):
+        label = str(run["name"]).replace("family-", "RL, seed ").replace("own-", "SFT, seed ")
         raw = [100 * value for value in run["curves"]["train/accuracy/mean"]]
         windows = [raw[max(0, i - 4) : i + 1] for i in range(len(raw))]
         mean = [sum(window) / len(window) for window in windows]
-        series.append(Series(label=run["name"], points=tuple(enumerate(mean, start=1)), color=number))
-        label = f"{run['name']}, raw"
-        series.append(Series(label=label, points=tuple(enumerate(raw, start=1)), color=number, style="faint"))
+        series.append(Series(label=label, points=tuple(enumerate(mean, start=1)), color=number))
+        series.append(Series(label=f"{label}, raw", points=tuple(enumerate(raw, start=1)), color=number, style="faint"))
     chart = Chart(key="showcase", title="Right answers in training, percent", series=tuple(series), y_low=0.0)
     return str(draw(chart, alone=True))
 
@@ -204,40 +204,31 @@ def supervised(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the tables of the other tasks: finished runs, short runs, and the screening."""
-    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "part")}
+    """Return the tables of the other tasks: their runs at temperature 1, and the screening."""
+    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own")}
     lines = [
-        "| run | greedy before | greedy after | at 1 before | at 1 after | without a model | CPU s |",
+        "| run | steps | right, first two | right, last two | truncated | without a model | CPU s |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, run in others.items():
-        if "after" in run["tests"]:
-            tests = run["tests"]
-            cells = [with_interval(tests[at][tau]["accuracy"]) for tau in ("0.0", "1.0") for at in ("before", "after")]
-            rule = max(run["baselines"], key=run["baselines"].__getitem__)
-            cells += [f"{percent(run['baselines'][rule])} ({rule})", str(run["cpu_seconds"])]
-            lines.append(f"| {name} | {' | '.join(cells)} |")
+        right, long = run["curves"]["train/accuracy/mean"], run["curves"]["train/truncation/ratio"]
+        rule = max(run["baselines"], key=run["baselines"].__getitem__)
+        cells = [percent(sum(values) / 2) for values in (right[:2], right[-2:])]
+        cells += [f"{percent(long[0])} to {percent(long[-1])}", f"{percent(run['baselines'][rule])} ({rule})"]
+        lines.append(f"| {name} | {len(right)} | {' | '.join(cells)} | {run['cpu_seconds']} |")
     screening = json.loads((RESULTS / "screening.json").read_text(encoding="utf-8"))
     rows = screening["rows"]
     sampled = {name: row for name, row in rows.items() if "left_out" not in row}
     lines += [
         "",
-        f"The screening sampled {len(sampled)} tasks in {screening['cpu_seconds']} CPU seconds. Percent; a short run's "
-        "gain is the share of right\nanswers in its steps 9 and 10 less that in steps 1 and 2.\n",
-        "| task | pass@1 | pass@8 | mixed groups | tokens | truncated | gain of a short run, CPU s |",
-        "|---|---|---|---|---|---|---|",
+        f"The screening sampled {len(sampled)} tasks, {screening['cpu_seconds']} CPU seconds. In percent:\n",
+        "| task | pass@1 | pass@8 | mixed groups | tokens | truncated |",
+        "|---|---|---|---|---|---|",
     ]
     for name, row in sorted(sampled.items(), key=lambda item: -item[1]["mixed"]):
-        short = runs.get(f"{name}-90")
-        if row["mixed"] < LEAST_MIXED and short is None:
-            continue
-        gain = "not run"
-        if short is not None:
-            right = short["curves"]["train/accuracy/mean"]
-            gain = f"{percent((sum(right[8:10]) - sum(right[:2])) / 2)}, {short['cpu_seconds']} s"
-        cells = [percent(row[key]) for key in ("accuracy", "found", "mixed")]
-        cells += [f"{row['length']:.0f}", percent(row["truncated"]), gain]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        if row["mixed"] >= LEAST_MIXED:
+            cells = [percent(row[key]) for key in ("accuracy", "found", "mixed")]
+            lines.append(f"| {name} | {' | '.join(cells)} | {row['length']:.0f} | {percent(row['truncated'])} |")
     fewer = sorted(name for name, row in sampled.items() if row["mixed"] < LEAST_MIXED)
     text = (
         f"Fewer than {percent(LEAST_MIXED)} % mixed groups: {', '.join(fewer)}. Left out for the length of prompts or "
@@ -268,7 +259,9 @@ def main() -> None:
         head, _, rest = text.partition(begin)
         text = f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")
-    FIGURE.write_text(figure(family), encoding="utf-8")
+    FIGURE.write_text(
+        figure([*family, *(run for name, run in runs.items() if name.startswith("own-"))]), encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

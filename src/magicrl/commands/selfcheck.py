@@ -94,10 +94,8 @@ def selfcheck(
 
         setup = Setup(Path(folder), seed=seed, quick=quick)
         for name in only or CHECKS:
-            rows = [_row(setup, name, CHECKS[name][1])]
-            if peers and name in PEERS:
-                rows.append(_peer_row(setup, name))
-            for row in rows:
+            for peer in (False, True) if peers and name in PEERS else (False,):
+                row = _peer_row(setup, name) if peer else _row(setup, name, CHECKS[name][1])
                 document["checks"].append(row)
                 write_atomically(output, json.dumps(document, indent=1) + "\n")  # an interrupted run keeps its lines
                 console.print(f"{row['status']:8}", style=COLOURS[row["status"]], end="")

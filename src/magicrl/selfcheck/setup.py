@@ -114,6 +114,7 @@ class Setup:
         self.folder = folder
         self.seed = seed
         self.quick = quick
+        torch.set_num_threads(1)  # such small tensors gain nothing from a second thread
 
     @cached_property
     def start(self) -> Path:

@@ -14,7 +14,7 @@ from magicrl.algorithms.entropy import ControllerSettings, EntropyController
 from magicrl.algorithms.loss_terms import LossInputs, loss_terms
 from magicrl.algorithms.losses import LossRow
 from magicrl.config.loader import load_train_recipe
-from studies.race import bapo, kl3, repo
+from studies.race import kl3, repo
 
 # one response a token: old probabilities, ratios, advantages
 Q = [0.5, 0.5, 0.01, 0.01, 0.9, 0.9, 0.97, 0.97]
@@ -49,7 +49,7 @@ def by_bounds(low: Callable[[float], float], high: Callable[[float], float], a: 
     return found
 
 
-ROWS = {"kl3": kl3.ROW, "bapo": bapo.ROW, "bapo-half": bapo.HALF, "repo": repo.ROW}
+ROWS = {"kl3": kl3.ROW, "repo": repo.ROW}
 
 
 @pytest.mark.parametrize("name", list(ROWS))
@@ -65,19 +65,6 @@ def test_kl3_has_the_published_upper_end() -> None:
     with pytest.raises(ValueError, match="clip_low"):
         kl3.upper_end(1.0)
     assert gradient(kl3.ROW, RHO) == pytest.approx(by_bounds(lambda q: 0.8, lambda q: 1.2308))
-
-
-def test_bapo_moves_its_bounds_until_right_tokens_have_their_share() -> None:
-    # two right at rho 3, three wrong at 1: 2 * 1.2 / (2.4 + 3) = 0.44 at first; half at an upper bound of 1.5
-    ratio, advantages = torch.tensor([3.0, 3.0, 1.0, 1.0, 1.0]), torch.tensor([1.0, 1.0, -1.0, -1.0, -1.0])
-    assert bapo.positive_share(ratio, advantages, 0.6, 1.2) == pytest.approx(2.4 / 5.4)
-    assert bapo.search(ratio, advantages, 0.4) == (0.6, 1.2)
-    assert bapo.search(ratio, advantages, 0.5) == (0.6, 1.5)
-    assert bapo.positive_share(ratio, advantages, *bapo.search(ratio, advantages, 0.5)) == pytest.approx(0.5)
-    assert bapo.search(ratio, advantages, 0.99) == (0.9, 3.0)  # the ends, where it cannot be had
-    assert bapo.positive_share(ratio[:2], advantages[:2], 0.6, 1.2) == 1
-    bounds = bapo.search(torch.tensor(RHO), torch.tensor(A), 0.5)
-    assert gradient(bapo.HALF, RHO) == pytest.approx(by_bounds(lambda q: bounds[0], lambda q: bounds[1]))
 
 
 def observed(controller: EntropyController, entropies: list[float], name: str) -> list[float]:
