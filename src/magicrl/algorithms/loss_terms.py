@@ -126,7 +126,12 @@ def loss_terms(
     log_ratio = (own.logprobs - own.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if row.ratio_level == "sequence":
         # The geometric mean over the response takes the place of each token's ratio.
-        log_ratio = _response_mean(log_ratio, mask, inputs.sample_index)
+        # The mean over the loss tokens of each response. The number of tokens bounds that of responses: reading the
+        # exact number would synchronise with the device.
+        zeros, index = torch.zeros_like(log_ratio), inputs.sample_index
+        totals = zeros.index_add(0, index, torch.where(mask, log_ratio, 0.0))
+        counts = zeros.detach().index_add(0, index, mask.to(log_ratio.dtype))
+        log_ratio = (totals / counts.clamp(min=1))[index]
     ratio = log_ratio.exp()
     shared: dict[str, Any] = {name: getattr(own, name) for name in CorrectionInputs._fields if name != "cap"}
     surrogate = row.surrogate(
@@ -200,15 +205,6 @@ def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, corre
         raise ValueError(f"correction {correction.name!r} needs the sampler's log-probs")
     if "ref_logprobs" in row.needs and inputs.ref_logprobs is None:
         raise ValueError("the loss needs the reference's log-probs")
-
-
-def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor:
-    """Return for each token the mean of ``values`` over the loss tokens of its response."""
-    # The number of tokens bounds that of responses. Reading the exact number would synchronise with the device.
-    zeros = torch.zeros_like(values)
-    totals = zeros.index_add(0, sample_index, torch.where(mask, values, 0.0))
-    counts = zeros.detach().index_add(0, sample_index, mask.to(values.dtype))
-    return (totals / counts.clamp(min=1))[sample_index]
 
 
 @torch.no_grad()

@@ -247,17 +247,17 @@ def _varied(
 
     tell(f"what if {words}")
     begun = time.monotonic()
-    other = vary(repeated, config, words)
-    values = other.result.metrics.values
+    result, own, moved, after = vary(repeated, config, words)
+    values = result.metrics.values
     keys = ("groups/trained", "learner/sgd_steps", "learner/grad_norm", "learner/clip_ratio", "entropy/alpha")
-    _, entropy_change, gains = measured.changes(other.after)
+    _, entropy_change, gains = measured.changes(after)
     return {
         "what_if": words,
         **{key.rpartition("/")[2]: values.get(key) for key in keys},
-        "cosine": cosine(attributor.moved, other.moved),
-        "norm": float(other.moved.norm()),
-        "own_cosine": cosine(attributor.own, other.own),
-        "own_norm": float(other.own.norm()),
+        "cosine": cosine(attributor.moved, moved),
+        "norm": float(moved.norm()),
+        "own_cosine": cosine(attributor.own, own),
+        "own_norm": float(own.norm()),
         "entropy_change": entropy_change,
         "gains": gains,
         "seconds": time.monotonic() - begun,

@@ -80,7 +80,7 @@ def preflight(
     # torch takes seconds to import, so the recipe is read first
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder
-    from magicrl.training.preflight import Budget, measure
+    from magicrl.training.preflight import measure
     from magicrl.training.preflight_rules import preflight_findings
     from magicrl.training.start_checks import check_run
 
@@ -96,7 +96,9 @@ def preflight(
             start = start_model_folder(config.start, run.parent / "models", lambda what, done, of: None)
             built = build_run(config, ready, start)
             with contextlib.closing(built.engine):
-                facts = measure(config, built, judge, Budget(60 * minutes, samples), progress or (lambda _: None))
+                facts = measure(
+                    config, built, judge, progress or (lambda _: None), seconds=60 * minutes, samples=samples
+                )
     found, values = preflight_findings(facts), asdict(facts)
     values["learnable"]["answers"].pop("judging")
     return {

@@ -29,7 +29,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed.learner.launchers import LearnerLost
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.distributed.replica import CollectedSamples, ReplicaFacts
+from magicrl.distributed.replica import ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
 from magicrl.distributed.worker_logs import output_hint
@@ -367,7 +367,15 @@ class EnginePool(SchedulingEngine):
             if slot.starting:
                 self._begin(slot, answer)
             else:
-                self._take_in(slot, answer)
+                samples, slot.busy, slot.peak_mb = answer
+                for order, index, completion in samples:
+                    group = self._groups.open.get(order)
+                    if group is None or index not in slot.assigned.get(order, ()):
+                        continue  # interrupted meanwhile
+                    slot.deliver(order, index)
+                    slot.heard = self._listened
+                    slot.tokens += len(completion)
+                    self._groups.file(group, index, completion)
         for slot in self._slots:
             limit = self._timeouts.start if slot.starting else self._timeouts.generate
             if (slot.starting or slot.assigned) and self._listened - slot.heard > limit:
@@ -375,17 +383,6 @@ class EnginePool(SchedulingEngine):
                 what = "its engine to start" if slot.starting else f"a sample; it owes those of {groups} groups"
                 self._lose(slot, ClusterError(f"waited {limit:g} s for {what}"))
         return bool(done)
-
-    def _take_in(self, slot: ReplicaSlot, collected: CollectedSamples) -> None:
-        slot.busy, slot.peak_mb = collected.busy, collected.peak_mb
-        for order, index, completion in collected.samples:
-            group = self._groups.open.get(order)
-            if group is None or index not in slot.assigned.get(order, ()):
-                continue  # interrupted meanwhile
-            slot.deliver(order, index)
-            slot.heard = self._listened
-            slot.tokens += len(completion)
-            self._groups.file(group, index, completion)
 
     # starting and losing
 

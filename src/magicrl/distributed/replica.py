@@ -22,7 +22,7 @@ import torch
 from magicrl.distributed.runtime import see_only
 from magicrl.distributed.tensors import Payload, unpack
 from magicrl.distributed.worker_logs import keep_output
-from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
+from magicrl.records import Completion, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
@@ -41,15 +41,6 @@ class ReplicaFacts:
     max_context: int  # of its engine
     adapters: bool = False  # whether its engine takes LoRA adapters without merged weights
     devices: tuple[str, ...] = ()  # names of its accelerators; ``cpu`` without any
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectedSamples:
-    """Samples that ended since the last call of `Replica.collect`."""
-
-    samples: list[tuple[int, int, Completion]]  # (issue order of the request, sample index, completion)
-    busy: float  # seconds spent generating so far
-    peak_mb: float = 0.0  # peak memory of its fullest accelerator, MiB
 
 
 class Replica:
@@ -108,8 +99,13 @@ class Replica:
             self._orders[id(request)] = (request, order, set(request.indices))
         self._work.set()
 
-    async def collect(self) -> CollectedSamples:
-        """Return what ended since the last call, after at most ten seconds; raises what stopped the engine."""
+    async def collect(self) -> tuple[list[tuple[int, int, Completion]], float, float]:
+        """Return what ended since the last call, after at most ten seconds; raise what stopped the engine.
+
+        Returns:
+            (issue order of the request, sample index, completion) of each sample, seconds spent generating so far, and
+            the peak memory of its fullest accelerator in MiB.
+        """
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ready.wait(), _HEARTBEAT)
         samples = list(self._ended)
@@ -118,7 +114,7 @@ class Replica:
             raise self._failure
         if self._failure is None:
             self._ready.clear()
-        return CollectedSamples(samples=samples, busy=self._busy, peak_mb=self._peak_mb)
+        return samples, self._busy, self._peak_mb
 
     async def load(self, payload: Payload, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
         """Load new weights and return the answers to ``probes``."""
@@ -171,7 +167,16 @@ class Replica:
                 return
             self._busy += time.perf_counter() - began
             for sample in samples:
-                self._file(sample)
+                if id(sample.request) not in self._orders:
+                    continue  # interrupted
+                _, order, missing = self._orders[id(sample.request)]
+                self._ended.append((order, sample.index, sample.completion))
+                missing.discard(sample.index)
+                if not missing:
+                    del self._orders[id(sample.request)]
+                if not self._orders and isinstance(self._engine, OnDevices):
+                    self._peak_mb = self._engine.peak_mb()  # once per step, before its last sample is fetched
+                self._ready.set()
             if not self._orders:
                 self._work.clear()
             await asyncio.sleep(0)  # let pending calls run
@@ -179,17 +184,4 @@ class Replica:
     def _fail(self, error: BaseException) -> None:
         self._failure = error
         self._work.clear()
-        self._ready.set()
-
-    def _file(self, sample: FinishedSample) -> None:
-        """Keep a sample for `collect`; samples of interrupted requests are dropped."""
-        if id(sample.request) not in self._orders:
-            return
-        _, order, missing = self._orders[id(sample.request)]
-        self._ended.append((order, sample.index, sample.completion))
-        missing.discard(sample.index)
-        if not missing:
-            del self._orders[id(sample.request)]
-        if not self._orders and isinstance(self._engine, OnDevices):
-            self._peak_mb = self._engine.peak_mb()  # once per step, before its last sample is fetched
         self._ready.set()

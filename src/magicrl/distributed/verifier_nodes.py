@@ -154,7 +154,16 @@ class VerifierNodes:
                 silent = [place for place in places if not place.moved()]
             for item in waiting:
                 if item.call in done:
-                    self._settle(ticket.problem, item)
+                    try:
+                        what = f"a verdict of node {item.place.node.name}"
+                        judged: Judged = waited_for(item.call, self._timeouts.judge, what)
+                        item.verdict = judged.verdict
+                        item.place.calls.remove(item.call)
+                        item.place.took(judged)
+                    except (RayActorError, ClusterError) as error:
+                        self._lose(item.place)
+                        item.lost += 1
+                        self._give_up(ticket.problem, item, str(error).strip().splitlines()[0])
                 elif item.place in silent:
                     item.late += 1
                     self._give_up(ticket.problem, item, f"no verdict within {self._timeouts.judge:g} s")
@@ -227,18 +236,6 @@ class VerifierNodes:
         call = place.actor.judge.remote(problem, response)
         place.calls.append(call)
         return _Item(response=response, place=place, call=call)
-
-    def _settle(self, problem: Problem, item: _Item) -> None:
-        try:
-            what = f"a verdict of node {item.place.node.name}"
-            judged: Judged = waited_for(item.call, self._timeouts.judge, what)
-            item.verdict = judged.verdict
-            item.place.calls.remove(item.call)
-            item.place.took(judged)
-        except (RayActorError, ClusterError) as error:
-            self._lose(item.place)
-            item.lost += 1
-            self._give_up(problem, item, str(error).strip().splitlines()[0])
 
     def _give_up(self, problem: Problem, item: _Item, reason: str) -> None:
         """Try an item on another node, unless it timed out or lost its actor too often."""

@@ -207,7 +207,13 @@ class TorchHead:
             spare[here, place[here]] += pull.logprobs[span][here]
             if pull.entropies is not None and pull.kept is not None:
                 spare.add_(_clamped_pull(logits, pull.kept[span], pull.entropies[span], pull.entropy_values[span]))
-            self._through_transform(spare, logits)
+            # The gradient of the final logits becomes that of the raw product, in place.
+            options = self._inputs.options
+            factor = options.scale / options.temperature
+            if options.softcap is not None:  # d softcap*tanh(x/softcap) = 1 - tanh^2
+                spare.mul_(1 - (logits * (options.temperature / options.softcap)).square_())
+            if factor != 1.0:
+                spare.mul_(factor)
             # In place of the product, in the dtype of the weights: a second tensor of this size is not needed.
             part.copy_(spare)
         return product.to(inputs.hidden.dtype)
@@ -244,15 +250,6 @@ class TorchHead:
             if options.temperature != 1.0:
                 logits.div_(options.temperature)
             yield slice(first + start, first + start + len(part)), part, logits, spare
-
-    def _through_transform(self, gradient: Tensor, logits: Tensor) -> None:
-        """Convert the gradient of the final logits to that of the raw product, in place."""
-        options = self._inputs.options
-        factor = options.scale / options.temperature
-        if options.softcap is not None:  # d softcap*tanh(x/softcap) = 1 - tanh^2
-            gradient.mul_(1 - (logits * (options.temperature / options.softcap)).square_())
-        if factor != 1.0:
-            gradient.mul_(factor)
 
 
 class KernelHead(TorchHead):

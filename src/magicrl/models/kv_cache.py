@@ -485,7 +485,15 @@ class DecodeAttention(RowAttention):
         # + 1 because the new token sees itself.
         self._responses = self._blocks(response_lengths + 1, cache.responses.width, begin, None)
         self._columns = self._responses[-1].columns.stop
-        self._ends = self._append_places(response_lengths)
+        # (block, rows, offset) of the new tokens. The offset is one number if all rows of a block agree.
+        self._ends: list[tuple[int, slice, int | Tensor]] = []
+        blocks = response_lengths // self._width
+        for block in np.unique(blocks).tolist():
+            rows = np.flatnonzero(blocks == block)  # neighbours, since lengths descend
+            offsets = response_lengths[rows] % self._width
+            same = bool((offsets == offsets[0]).all())
+            where = int(offsets[0]) if same else torch.from_numpy(offsets).to(self._device)
+            self._ends.append((block, slice(int(rows[0]), int(rows[-1]) + 1), where))
         self._cache, self._owners, self._lengths = cache, owners, (prompt_lengths, response_lengths)
         self._reach = int((prompt_lengths + response_lengths).max()) + 1
         self._hides: dict[tuple[int | None, int | None], Tensor] = {}
@@ -546,19 +554,6 @@ class DecodeAttention(RowAttention):
                 mask = torch.from_numpy(hidden).to(self._device, self._wide)[:, None, None, :]
             columns = slice(begin + start, begin + start + width)
             found.append(KeyBlock(index=index, places=places or reached, columns=columns, mask=mask))
-        return found
-
-    def _append_places(self, lengths: Integers) -> list[tuple[int, slice, int | Tensor]]:
-        """Return ``(block, rows, offset)`` of the new tokens. The offset is one number if all rows of a block agree."""
-        width = self._width
-        found: list[tuple[int, slice, int | Tensor]] = []
-        blocks = lengths // width
-        for block in np.unique(blocks).tolist():
-            rows = np.flatnonzero(blocks == block)  # neighbours, since lengths descend
-            offsets = lengths[rows] % width
-            same = bool((offsets == offsets[0]).all())
-            where = int(offsets[0]) if same else torch.from_numpy(offsets).to(self._device)
-            found.append((block, slice(int(rows[0]), int(rows[-1]) + 1), where))
         return found
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> None:

@@ -130,8 +130,37 @@ def load_policy(
     register_attention()
     source = str(folder_or_name)
     folder, tokenizer = _checked(source)
-    with quiet_bars():
-        model = _load_model(folder, source, resolve_dtype(dtype))
+    try:
+        config = language_config(folder, source)
+        with quiet_bars():
+            loaded = AutoModelForCausalLM.from_pretrained(
+                folder,
+                config=config,
+                dtype=resolve_dtype(dtype),
+                attn_implementation=ATTENTION_NAME,
+                trust_remote_code=False,
+                use_safetensors=True,  # pickled weights can execute code
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # so that the error below can name them
+                key_mapping=LANGUAGE_PARTS,
+            )
+    except _LOADER_ERRORS as error:
+        raise _unloadable(source, error) from error
+    model, info = cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)
+    if info["mismatched_keys"]:
+        name, found, wanted = min(info["mismatched_keys"])
+        raise ValueError(
+            f"model {source}: {len(info['mismatched_keys'])} weights do not have the shapes that config.json states, "
+            f"e.g. {name} is {list(found)} in the file and {list(wanted)} by the config; "
+            "take config.json and weights from one model"
+        )
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ValueError(
+            f"model {source} lacks {len(missing)} weights, e.g. {missing[0]}; "
+            "they would be random: check that the folder is a complete causal LM"
+        )
+    _warn_of_unused(sorted(info["unexpected_keys"]), source)
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
@@ -207,32 +236,26 @@ def describe_policy(
     head = model.get_output_embeddings()
     assert head is not None, "a causal LM has an output head"
     rows = int(head.weight.shape[0])
-    _check_vocabulary(tokenizer, rows, folder)
+    largest = max(tokenizer.get_vocab().values())
+    if largest >= rows:
+        text = f"the tokenizer has tokens up to id {largest}, and the model has {rows}"
+        if tokenizer.vocab_size > rows:
+            raise ValueError(
+                f"model {folder}: {text}: they do not belong together; take tokenizer and weights from one model"
+            )
+        # Many published models have an added padding token without a row. It matters only where a text contains it.
+        names = [name for name, token in tokenizer.get_vocab().items() if token >= rows]
+        _log.warning("model %s: %s: a text with %s cannot be read by this model", folder, text, ", ".join(names[:3]))
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         end_tokens=ends,
         max_context=max_context,
         # Rows after the tokenizer's last token are padding, which could be sampled but not decoded.
-        valid_vocab=min(rows, max(tokenizer.get_vocab().values()) + 1),
+        valid_vocab=min(rows, largest + 1),
         folder=folder,
         licence=licence or read_licence(Path(folder)),
     )
-
-
-def _check_vocabulary(tokenizer: PreTrainedTokenizerBase, rows: int, folder: str) -> None:
-    """Raise ``ValueError`` if the tokenizer's own vocabulary is larger than the model's; warn of added tokens."""
-    largest = max(tokenizer.get_vocab().values())
-    if largest < rows:
-        return
-    text = f"the tokenizer has tokens up to id {largest}, and the model has {rows}"
-    if tokenizer.vocab_size > rows:
-        raise ValueError(
-            f"model {folder}: {text}: they do not belong together; take tokenizer and weights from one model"
-        )
-    # Many published models have an added padding token without a row. It matters only where a text contains it.
-    names = [name for name, token in tokenizer.get_vocab().items() if token >= rows]
-    _log.warning("model %s: %s: a text with %s cannot be read by this model", folder, text, ", ".join(names[:3]))
 
 
 def save_policy(
@@ -361,40 +384,6 @@ def language_config(folder: Path, source: str) -> PreTrainedConfig:
     if "tie_word_embeddings" in stated and "tie_word_embeddings" not in stated.get("text_config", {}):
         text.tie_word_embeddings = stated["tie_word_embeddings"]
     return text
-
-
-def _load_model(folder: Path, source: str, dtype: torch.dtype) -> PreTrainedModel:
-    try:
-        config = language_config(folder, source)
-        loaded = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=config,
-            dtype=dtype,
-            attn_implementation=ATTENTION_NAME,
-            trust_remote_code=False,
-            use_safetensors=True,  # pickled weights can execute code
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # so that the error below can name them
-            key_mapping=LANGUAGE_PARTS,
-        )
-    except _LOADER_ERRORS as error:
-        raise _unloadable(source, error) from error
-    model, info = cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)
-    if info["mismatched_keys"]:
-        name, found, wanted = min(info["mismatched_keys"])
-        raise ValueError(
-            f"model {source}: {len(info['mismatched_keys'])} weights do not have the shapes that config.json states, "
-            f"e.g. {name} is {list(found)} in the file and {list(wanted)} by the config; "
-            "take config.json and weights from one model"
-        )
-    if info["missing_keys"]:
-        missing = sorted(info["missing_keys"])
-        raise ValueError(
-            f"model {source} lacks {len(missing)} weights, e.g. {missing[0]}; "
-            "they would be random: check that the folder is a complete causal LM"
-        )
-    _warn_of_unused(sorted(info["unexpected_keys"]), source)
-    return model
 
 
 def _warn_of_unused(names: Sequence[str], source: str) -> None:

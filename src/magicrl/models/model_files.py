@@ -71,7 +71,19 @@ def find_model(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=list(FETCHED), ignore_patterns=list(NOT_FETCHED)))
     except (OSError, ValueError) as error:
-        raise ValueError(_hub_trouble(name, error)) from error
+        if getattr(error, "snapshot_path", None):
+            raise ValueError(
+                f"the hub cache's copy of model {name!r} is incomplete; run again with network access to finish it"
+            ) from error
+        text = str(error).strip()
+        reason = text.splitlines()[0].rstrip(".") if text else type(error).__name__
+        if isinstance(error, LocalEntryNotFoundError):
+            cause = type(error.__cause__ or error).__name__
+            reason = f"no folder of that name, not in the hub cache, and the hub cannot be reached ({cause})"
+        raise ValueError(
+            f"cannot load model {name!r}: {reason}{_similar(folder)}. "
+            "Give the path of a model folder, or a hub name with network access"
+        ) from error
 
 
 def check_model(folder: Path, name: str) -> None:
@@ -92,8 +104,18 @@ def check_model(folder: Path, name: str) -> None:
     for file in JSON_FILES:
         if (folder / file).is_file():
             read_object(folder / file)
-    for file in weight_paths(folder, name):
-        _check_weights(file)
+    for path in weight_paths(folder, name):
+        # The header states the length, so that a truncated file is found without reading it.
+        try:
+            with safe_open(path, framework="np"):
+                pass
+        except SafetensorError as error:
+            with path.open("rb") as opened:
+                pointer = opened.read(len(LFS_POINTER)) == LFS_POINTER
+            if pointer:
+                raise ValueError(f"{path} is a Git LFS pointer, not the weights; fetch them: git lfs pull") from None
+            size = path.stat().st_size
+            raise ValueError(f"{path} ({size} bytes) is damaged or cut off ({error}); {AGAIN}") from None
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -134,35 +156,6 @@ def weight_paths(folder: Path, name: str) -> list[Path]:
             "convert them: load the model in transformers and save_pretrained it"
         )
     raise ValueError(f"model folder {name} has no weights (neither {WEIGHTS} nor {INDEX}); {AGAIN}")
-
-
-def _check_weights(path: Path) -> None:
-    """Check a safetensors file by its header, which states its length. This finds a truncated file without reading
-    it.
-    """
-    try:
-        with safe_open(path, framework="np"):
-            pass
-    except SafetensorError as error:
-        with path.open("rb") as file:
-            pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
-        if pointer:
-            raise ValueError(f"{path} is a Git LFS pointer, not the weights; fetch them: git lfs pull") from None
-        size = path.stat().st_size
-        raise ValueError(f"{path} ({size} bytes) is damaged or cut off ({error}); {AGAIN}") from None
-
-
-def _hub_trouble(name: str, error: Exception) -> str:
-    text = str(error).strip()
-    if getattr(error, "snapshot_path", None):
-        return f"the hub cache's copy of model {name!r} is incomplete; run again with network access to finish it"
-    if isinstance(error, LocalEntryNotFoundError):
-        cause = error.__cause__ or error
-        reason = f"no folder of that name, not in the hub cache, and the hub cannot be reached ({type(cause).__name__})"
-    else:
-        reason = text.splitlines()[0].rstrip(".") if text else type(error).__name__
-    remedy = "Give the path of a model folder, or a hub name with network access"
-    return f"cannot load model {name!r}: {reason}{_similar(Path(name))}. {remedy}"
 
 
 def _similar(folder: Path) -> str:

@@ -237,7 +237,23 @@ class PolicyScorer:
         self._routers = Routers(model) if router_replay else None
         self._check_model()
         if compiled:
-            self._compile()
+            # All graphs are made here, because the sizes of the first pass select the code of a graph, and a resumed
+            # run must have the same code.
+            check_compiler(self.device)
+            check_compiled(self.model.config)
+            before = self._tried()
+            compile_layers(self.model)
+            try:
+                after = self._tried()
+            except TorchDynamoException as error:
+                reason = str(error).strip().partition("\n")[0]
+                raise ValueError(f"torch cannot compile this model ({reason}); leave out model.compile") from error
+            moved = max(_distance(own.double(), expected.double()) for own, expected in zip(after, before, strict=True))
+            if not moved <= _LAYOUT[before[0].dtype not in (torch.float32, torch.float64)]:
+                raise ValueError(
+                    f"compiled layers of {type(self.model).__name__} differ from its own by {moved:.1g}; leave out "
+                    "model.compile, and please report this with torch's version"
+                )
 
     @property
     def device(self) -> torch.device:
@@ -310,28 +326,6 @@ class PolicyScorer:
 
     def _use_memory_efficient_layers(self) -> None:
         use_memory_efficient_layers(self.model)
-
-    def _compile(self) -> None:
-        """Compile the layers, and compare their outputs with those before. Raise ``ValueError`` if they differ.
-
-        All graphs are made here, because the sizes of the first pass select the code of a graph, and a resumed run must
-        have the same code.
-        """
-        check_compiler(self.device)
-        check_compiled(self.model.config)
-        before = self._tried()
-        compile_layers(self.model)
-        try:
-            after = self._tried()
-        except TorchDynamoException as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise ValueError(f"torch cannot compile this model ({reason}); leave out model.compile") from error
-        moved = max(_distance(own.double(), expected.double()) for own, expected in zip(after, before, strict=True))
-        if not moved <= _LAYOUT[before[0].dtype not in (torch.float32, torch.float64)]:
-            raise ValueError(
-                f"compiled layers of {type(self.model).__name__} differ from its own by {moved:.1g}; leave out "
-                "model.compile, and please report this with torch's version"
-            )
 
     def _tried(self) -> list[Tensor]:
         """Return hidden states of two sequences and, for a trained model, a gradient of the first layer's input."""

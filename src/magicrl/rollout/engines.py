@@ -143,8 +143,11 @@ _ENGINE_OPTIONS = ("dtype", "head_dtype", "max_context", "max_rows", "gpus")
 """Fields of `EngineSettings` that ``--engine-option`` may set for vLLM, in addition to those of ``[rollout.vllm]``."""
 
 
-def _with_options(settings: EngineSettings) -> EngineSettings:
-    """Return ``settings`` changed by their ``options``, whose values may still be texts from a command line."""
+def make_vllm(settings: EngineSettings) -> VllmEngine:
+    """Return vLLM's offline engine on a model folder. ``options`` change ``settings`` and ``settings.vllm`` by name."""
+    device = resolve_device(settings.device)
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
     for name in ("adapters", "keep_caches"):
         if name in settings.options:
             raise RecipeError(f"--engine-option {name}: only training has it, as rollout.vllm.{name}")
@@ -153,15 +156,7 @@ def _with_options(settings: EngineSettings) -> EngineSettings:
     checked = _checked(create_model("VllmOptions", __base__=VllmConfig, **own), settings.options)
     given = checked.model_dump(exclude_unset=True)
     vllm = {name: given.pop(name) for name in VllmConfig.model_fields if name in given}
-    return replace(settings, **given, vllm=settings.vllm.model_copy(update=vllm))
-
-
-def make_vllm(settings: EngineSettings) -> VllmEngine:
-    """Return vLLM's offline engine on a model folder. ``options`` change ``settings`` and ``settings.vllm`` by name."""
-    device = resolve_device(settings.device)
-    if device.type == "cpu" and torch.cuda.is_available():
-        raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
-    settings = _with_options(settings)
+    settings = replace(settings, **given, vllm=settings.vllm.model_copy(update=vllm))
     settings.use_threads()
     policy = described_model(settings.model)
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, settings.max_context or policy.max_context)

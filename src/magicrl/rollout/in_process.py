@@ -479,15 +479,11 @@ class InProcessEngine(SchedulingEngine):
         # a group is complete once nothing of it waits and no row reads its prompt
         read = set(table.column("owner").tolist())
         unread = {group.place for group, *_ in done if not group.waiting and group.place not in read}
-        self._drop_prompts(self._work.cache, unread)
-        return done
-
-    def _drop_prompts(self, cache: SlotCache, places: set[int]) -> None:
-        """Free these slots of complete groups and fill the gaps with the last prompts."""
-        # from the back, so that a prompt that fills a gap is never one to be dropped
-        for place in sorted(places, reverse=True):
+        # The last prompts fill the gaps: from the back, so that a prompt that fills a gap is never one to be dropped.
+        for place in sorted(unread, reverse=True):
             moved = self._work.prompts.pop()
             if place != len(self._work.prompts):
-                cache.prompts.move([(moved.place, place, len(moved.request.prompt_tokens))])
+                self._work.cache.prompts.move([(moved.place, place, len(moved.request.prompt_tokens))])
                 self._work.rows.moved_prompt(moved.place, place)
                 self._work.prompts[place], moved.place = moved, place
+        return done

@@ -103,20 +103,19 @@ class RowTable:
             row["sample"] = sample
             self._versions[slot] = [(0, group.version), *([(1, version)] if version != group.version else [])]
             if sample in group.partial:
-                row["known"] = self._give(slot, group.partial[sample], version)
+                partial = group.partial[sample]
+                known = len(partial)
+                self._tokens[slot, :known] = partial.tokens
+                self._logprobs[slot, :known] = partial.sampler_logprobs
+                entropies = partial.sampler_entropies
+                self._entropies[slot, :known] = np.nan if entropies is None else entropies
+                starts = np.cumsum([0, *(count for _, count in partial.version_spans)])[:-1].tolist()
+                spans = zip(starts, (v for v, _ in partial.version_spans), strict=True)
+                begun = spans if partial.version_spans else [(0, partial.policy_version)]
+                self._versions[slot] = [*begun, (known, version)]
+                row["known"] = known
             group.started += 1
             self.active += 1
-
-    def _give(self, slot: int, partial: Completion, version: int) -> int:
-        """Put the beginning of a response into the buffers of ``slot`` and return its number of tokens."""
-        known = len(partial)
-        self._tokens[slot, :known] = partial.tokens
-        self._logprobs[slot, :known] = partial.sampler_logprobs
-        self._entropies[slot, :known] = np.nan if partial.sampler_entropies is None else partial.sampler_entropies
-        starts = np.cumsum([0, *(count for _, count in partial.version_spans)])[:-1].tolist()
-        spans = zip(starts, (v for v, _ in partial.version_spans), strict=True)
-        self._versions[slot] = [*(spans if partial.version_spans else [(0, partial.policy_version)]), (known, version)]
-        return known
 
     def updated(self, version: int) -> None:
         """Record that ``version`` samples the following tokens."""

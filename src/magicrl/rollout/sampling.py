@@ -147,7 +147,13 @@ def _sample_chunk(logits: Tensor, scale: Tensor | None, points: Tensor, greedy: 
     shifted = logits - logits.amax(-1, keepdim=True)
     # H = log Z - (1/Z) sum_i w_i log w_i, where Z = sum_i w_i and log w_i = shifted
     weights = shifted.exp()  # unnormalised probabilities, the largest is 1
-    blocks = _block_sums(weights)
+    rows, vocab = weights.shape
+    whole = vocab // _BLOCK * _BLOCK
+    # Sums of blocks of neighbours, ``[r, blocks]`` float64.
+    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1) if whole else weights.new_empty(rows, 0)
+    if whole < vocab:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=-1)
+    blocks = sums.double()
     total = blocks.sum(-1)
     if exact:
         tokens = _chosen(logits, partial(weights.gather, -1), blocks, points * total, greedy)
@@ -171,16 +177,6 @@ def _chosen(
 ) -> Tensor:
     tokens = _search(weights_at, logits.shape[1], blocks, target)
     return tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
-
-
-def _block_sums(weights: Tensor) -> Tensor:
-    """Return ``[r, blocks]`` float64 sums of ``_BLOCK`` neighbours each."""
-    rows, vocab = weights.shape
-    whole = vocab // _BLOCK * _BLOCK
-    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1) if whole else weights.new_empty(rows, 0)
-    if whole < vocab:
-        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=-1)
-    return sums.double()
 
 
 def _search(weights_at: Callable[[Tensor], Tensor], vocab: int, blocks: Tensor, target: Tensor) -> Tensor:

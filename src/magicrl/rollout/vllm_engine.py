@@ -501,7 +501,13 @@ class VllmEngine(SchedulingEngine):
         self._set_version(version)
         self._loads += 1
         if self.settings.vllm.keep_caches:
-            self._resubmit_waiting()
+            # Submit requests without a token again, so that all of them, prompts included, use the new weights.
+            states = self._engine.output_processor.request_states.values()
+            names = [state.external_req_id for state in states if not state.detokenizer.num_output_tokens()]
+            if names:
+                self._engine.abort_request(names)
+            for pending in [self._pending.pop(name) for name in names]:
+                self._add(pending)
         else:
             # The cache of finished prompts, and of running requests, which are computed again.
             self._engine.reset_prefix_cache(reset_running_requests=True)
@@ -517,15 +523,6 @@ class VllmEngine(SchedulingEngine):
         while core.batch_queue:
             self._advance()
         core.resume_scheduler()
-
-    def _resubmit_waiting(self) -> None:
-        """Submit requests without a token again, so that all of them, prompts included, use the new weights."""
-        states = self._engine.output_processor.request_states.values()
-        names = [state.external_req_id for state in states if not state.detokenizer.num_output_tokens()]
-        if names:
-            self._engine.abort_request(names)
-        for pending in [self._pending.pop(name) for name in names]:
-            self._add(pending)
 
     def sleep(self) -> None:
         """Release weights and KV cache (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``."""

@@ -217,7 +217,11 @@ class VllmWeights:
             if self._engine.vllm_config.parallel_config.world_size == 1:
                 self._rpc("reload_weights", weights_iterator=iter(weights.items()), is_checkpoint_format=True)
             else:
-                self._reload_from_shared_memory(weights)
+                size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
+                with tempfile.TemporaryDirectory(prefix="magicrl-weights-", dir=shared_memory(size)) as folder:
+                    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+                    save_file(tensors, Path(folder) / "model.safetensors")
+                    self._rpc("reload_weights", weights_path=folder, is_checkpoint_format=True)
         self._pack()
 
     def join(self, store: tuple[str, int], place: int, size: int, seconds: float) -> None:
@@ -280,13 +284,6 @@ class VllmWeights:
 
     def _rpc(self, method: str, **arguments: Any) -> None:
         self._engine.collective_rpc(method, kwargs=arguments)
-
-    def _reload_from_shared_memory(self, weights: Mapping[str, torch.Tensor]) -> None:
-        size = sum(tensor.numel() * tensor.element_size() for tensor in weights.values())
-        with tempfile.TemporaryDirectory(prefix="magicrl-weights-", dir=shared_memory(size)) as folder:
-            tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-            save_file(tensors, Path(folder) / "model.safetensors")
-            self._rpc("reload_weights", weights_path=folder, is_checkpoint_format=True)
 
 
 def expect_plain_experts(model: torch.nn.Module) -> int:

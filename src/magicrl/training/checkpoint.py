@@ -171,7 +171,15 @@ class CheckpointWriter:
             try:
                 _write(writing, copy, shards)
                 settle()
-                self._publish(writing, name)
+                folder = self._root / name
+                if folder.exists():
+                    # The same step of the same run: both are identical, and this one is complete.
+                    shutil.rmtree(writing)
+                else:
+                    writing.rename(folder)
+                _flush(self._root)  # The rename must be on disk before an older one is removed.
+                if self._ranks is not None:
+                    self._ranks.shards_kept(folder / SHARDS)  # they drop the older one too
                 remove_old(self._root, keep_last=keep_last, keep=keep)
             except (OSError, SafetensorError) as error:
                 raise self._failed(name, writing, error) from None
@@ -200,16 +208,6 @@ class CheckpointWriter:
         finally:
             if begun.done():  # a signal may end the wait
                 self._begun = None
-
-    def _publish(self, writing: Path, name: str) -> None:
-        folder = self._root / name
-        if folder.exists():
-            shutil.rmtree(writing)  # The same step of the same run: both are identical, and this one is complete.
-        else:
-            writing.rename(folder)
-        _flush(self._root)  # The rename must be on disk before an older one is removed.
-        if self._ranks is not None:
-            self._ranks.shards_kept(folder / SHARDS)  # they drop the older one too
 
     def _failed(self, name: str, writing: Path, error: Exception) -> CheckpointError:
         shutil.rmtree(writing, ignore_errors=True)  # The files of this checkpoint may occupy the missing space.

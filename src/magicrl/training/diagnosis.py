@@ -299,7 +299,15 @@ def _advice(cause: Cause, answers: SampledAnswers, *, forms_tried: bool) -> str:
             f"read: use {SUPERVISED_START}, or a model that was trained to follow instructions."
         )
     if cause == "no_answer":
-        return _advice_on_the_form(answers.judging)
+        boxed, closed = answers.judging.extract == "box", answers.judging.reasoning == "required"
+        ways = [
+            *(['also take answers without a box (verifier.extract = "lenient")'] if boxed else []),
+            *(['do not require a closed <think> (verifier.reasoning = "auto")'] if closed else []),
+            "ask for the form of the answer in the template of the data"
+            + (' (e.g. "{prompt} Put the answer in \\\\boxed{}.")' if boxed else ""),
+            f"or use {SUPERVISED_START}",
+        ]
+        return f"Answers end without an answer that the verifier can read: {', '.join(ways)}."
     ending = f" If they do not end at any length, use {SUPERVISED_START}, or ask for brevity in the template."
     return {
         "truncated": f"Answers are truncated at T = {answers.max_tokens}: raise max_tokens of the stage."
@@ -312,18 +320,6 @@ def _advice(cause: Cause, answers: SampledAnswers, *, forms_tried: bool) -> str:
         "([data.difficulty_filter], data.online_filter). More samples per problem (group_size of the stage) find the "
         "rare mistake.",
     }[cause]
-
-
-def _advice_on_the_form(judging: Judging) -> str:
-    boxed = judging.extract == "box"
-    ways = [
-        *(['also take answers without a box (verifier.extract = "lenient")'] if boxed else []),
-        *(['do not require a closed <think> (verifier.reasoning = "auto")'] if judging.reasoning == "required" else []),
-        "ask for the form of the answer in the template of the data"
-        + (' (e.g. "{prompt} Put the answer in \\\\boxed{}.")' if boxed else ""),
-        f"or use {SUPERVISED_START}",
-    ]
-    return f"Answers end without an answer that the verifier can read: {', '.join(ways)}."
 
 
 Outcome: TypeAlias = Literal["learned", "no_rise", "worse", "nothing_to_learn", "no_update", "undecided"]

@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from magicrl.planning.memory import GIB, host_memory, run_terms
 from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.planning.workload import lengths_of_mean
-from magicrl.records import Problem, ScoredGroup, StepMetrics, Verdict
+from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.training.assemble import Built, OwnedVerifiers
 from magicrl.training.diagnosis import SampledAnswers, judging_of
 from magicrl.training.learner import LocalLearner
@@ -59,13 +59,6 @@ LONGER = 8
 FEW_RIGHT = 0.5
 """Share of correct answers below which other prompt formats are tried."""
 _CONTROL = re.compile(r"<\|[^|<>\s]{1,40}\|>|</?s>|<[a-z_]{2,20}>|\[[A-Z_]{2,20}\]")
-
-
-class Budget(NamedTuple):
-    """Limits of the measurement: seconds, and responses of the first round."""
-
-    seconds: float
-    samples: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,15 +219,18 @@ class Facts:
     seconds: float
 
 
-def measure(config: TrainConfig, built: Built, judge: OwnedVerifiers, budget: Budget, report: Report) -> Facts:
+def measure(
+    config: TrainConfig, built: Built, judge: OwnedVerifiers, report: Report, *, seconds: float, samples: int
+) -> Facts:
     """Measure what the time budget allows.
 
     Args:
         config: The recipe. Only its first stage is measured.
         built: Its parts. The learner is changed.
         judge: Its verifiers, warmed up.
-        budget: Limits of time and samples.
         report: Called with the name of the next measurement.
+        seconds: Time limit.
+        samples: Most responses sampled first.
 
     Raises:
         ValueError: No answer has a verdict.
@@ -243,22 +239,22 @@ def measure(config: TrainConfig, built: Built, judge: OwnedVerifiers, budget: Bu
     bench = _Bench(config, built, judge)
     built.engine.sync_weights(built.learner)
     report("sampling answers")
-    groups = bench.sampled(budget)
+    groups = bench.sampled(seconds, samples)
     learnable = _learnable(config, groups, len(built.start.tokenizer))
     longer, other = None, None
     probed = [g.group.request.problem for g in groups][:PROBED]
-    left = budget.seconds - (time.perf_counter() - began)
-    if learnable.answers.truncated >= CUT and left > UPDATES * budget.seconds:
+    left = seconds - (time.perf_counter() - began)
+    if learnable.answers.truncated >= CUT and left > UPDATES * seconds:
         report("sampling with a larger T")
         longer = bench.longer(probed)
-    left = budget.seconds - (time.perf_counter() - began)
-    if learnable.answers.correct < FEW_RIGHT and left > UPDATES * budget.seconds:
+    left = seconds - (time.perf_counter() - began)
+    if learnable.answers.correct < FEW_RIGHT and left > UPDATES * seconds:
         report("asking in other forms")
         other = bench.other_form(groups[:ASKED_AGAIN])
     report("asking the reward")
     reward = probe_reward(judge, config.verifier, built.data.train, groups)
     report("making steps on a copy")
-    update, steps = bench.updates(len(groups), min(left, UPDATES * budget.seconds))
+    update, steps = bench.updates(len(groups), min(left, UPDATES * seconds))
     return Facts(
         learnable=learnable,
         longer=longer,
@@ -289,9 +285,9 @@ class _Bench:
         self._problems = [built.data.train[place] for place in order]
         self._seconds_a_group = 0.0
 
-    def sampled(self, budget: Budget) -> list[ScoredGroup]:
+    def sampled(self, seconds: float, samples: int) -> list[ScoredGroup]:
         """Return M answers to as many problems as the budget allows, in rounds that double."""
-        most = max(PILOT, budget.samples // self._stage.group_size)
+        most = max(PILOT, samples // self._stage.group_size)
         began, count = time.perf_counter(), PILOT
         groups: list[ScoredGroup] = []
         while len(groups) < min(most, len(self._problems)):
@@ -300,7 +296,7 @@ class _Bench:
             spent = time.perf_counter() - began
             self._seconds_a_group = spent / len(groups)
             # Too few groups say nothing: for these the whole budget may be spent.
-            until = budget.seconds * (SAMPLING if len(groups) >= LEAST else 1.0)
+            until = seconds * (SAMPLING if len(groups) >= LEAST else 1.0)
             affordable = int((until - spent) / self._seconds_a_group)
             if affordable < 1:
                 break
@@ -328,7 +324,24 @@ class _Bench:
         problems = [group.group.request.problem for group in groups]
         before = [float(group.correct.mean()) for group in groups]
         forms: list[OtherForm] = []
-        for name, remedy, asked, encoder in self._forms(problems):
+        candidates: list[tuple[str, str, Sequence[Problem], PromptEncoder]] = []
+        sources, tokenizer = self._config.data.train, self._built.start.tokenizer
+        if any(source.template is not None for source in sources):
+            plain = [source.model_copy(update={"template": None}) for source in sources]
+            own = {p.key: p.prompt for part in load_parts(cast("Sequence[SourceConfig]", plain)) for p in part}
+            bare = [dataclasses.replace(p, prompt=own.get(p.key, p.prompt)) for p in problems]
+            remedy = "leave data.train.N.template out, or change its text"
+            candidates.append(("the prompt without the template of the data", remedy, bare, self._built.encoder))
+        if tokenizer.chat_template:
+            untemplated = copy.deepcopy(tokenizer)
+            untemplated.chat_template = None
+            remedy = (
+                "the model was not trained with this chat template: remove chat_template (tokenizer_config.json or "
+                "chat_template.jinja in the model's folder), or replace it by the original one"
+            )
+            encoder = PromptEncoder(untemplated, self._config.data.max_prompt_tokens)
+            candidates.append(("the prompt without the chat template", remedy, problems, encoder))
+        for name, remedy, asked, encoder in candidates:
             try:
                 again = self._ask(asked, samples=self._stage.group_size, name=f"preflight {name}", encoder=encoder)
             except ValueError:  # the vocabulary lacks a word, or a conversation has no template
@@ -341,33 +354,6 @@ class _Bench:
                 )
             )
         return max(forms, key=lambda form: form.after, default=None)
-
-    def _forms(self, problems: Sequence[Problem]) -> list[tuple[str, str, list[Problem], PromptEncoder]]:
-        encoder, tokenizer = self._built.encoder, self._built.start.tokenizer
-        found: list[tuple[str, str, list[Problem], PromptEncoder]] = []
-        bare = self._without_text(problems)
-        if bare is not None:
-            remedy = "leave data.train.N.template out, or change its text"
-            found.append(("the prompt without the template of the data", remedy, bare, encoder))
-        if tokenizer.chat_template:
-            plain = copy.deepcopy(tokenizer)
-            plain.chat_template = None
-            remedy = (
-                "the model was not trained with this chat template: remove chat_template (tokenizer_config.json or "
-                "chat_template.jinja in the model's folder), or replace it by the original one"
-            )
-            encoded = PromptEncoder(plain, self._config.data.max_prompt_tokens)
-            found.append(("the prompt without the chat template", remedy, list(problems), encoded))
-        return found
-
-    def _without_text(self, problems: Sequence[Problem]) -> list[Problem] | None:
-        """Return the problems as in their sources, or None where the recipe has no template."""
-        sources = self._config.data.train
-        if all(source.template is None for source in sources):
-            return None
-        plain = [source.model_copy(update={"template": None}) for source in sources]
-        asked = {p.key: p.prompt for part in load_parts(cast("Sequence[SourceConfig]", plain)) for p in part}
-        return [dataclasses.replace(p, prompt=asked.get(p.key, p.prompt)) for p in problems]
 
     def _ask(
         self,
@@ -421,8 +407,26 @@ class _Bench:
                     del steps[:-1]  # the figures start with the step that moved the policy
         except (NotFiniteError, TrainingStopped) as error:
             failure, finite = str(error), isinstance(error, TrainingStopped)
-        found = _update(self._config, stage, steps, moved)
-        return dataclasses.replace(found, failure=failure, finite=finite), steps
+
+        def series(*keys: str) -> tuple[float, ...]:
+            found = (next((s.values[key] for key in keys if s.values.get(key) is not None), None) for s in steps)
+            return tuple(float(value) for value in found if value is not None)
+
+        norms, optimizer = series("learner/grad_norm"), self._config.optimizer
+        update = Update(
+            rate=optimizer.learning_rate,
+            warmup=optimizer.warmup_steps > 0,
+            prompts=stage.rollout_batch,
+            updates=stage.num_minibatches,
+            kl=None if moved is None else moved[0],
+            change=None if moved is None else moved[1],
+            grad_norm=norms[0] if norms else None,
+            entropy=series("entropy/exact/mean", "entropy/sampled/mean"),
+            correct=series("train/accuracy/mean"),
+            failure=failure,
+            finite=finite,
+        )
+        return update, steps
 
 
 def short_steps(config: TrainConfig, prompts: int) -> tuple[TrainConfig, StageConfig]:
@@ -461,27 +465,6 @@ def divergence(
     return float(np.mean(np.expm1(np.minimum(change, 50.0)) - change)), float(np.mean(np.abs(change)))
 
 
-def _update(
-    config: TrainConfig, stage: StageConfig, steps: Sequence[StepMetrics], moved: tuple[float, float] | None
-) -> Update:
-    def series(*keys: str) -> tuple[float, ...]:
-        found = (next((step.values[key] for key in keys if step.values.get(key) is not None), None) for step in steps)
-        return tuple(float(value) for value in found if value is not None)
-
-    norms = series("learner/grad_norm")
-    return Update(
-        rate=config.optimizer.learning_rate,
-        warmup=config.optimizer.warmup_steps > 0,
-        prompts=stage.rollout_batch,
-        updates=stage.num_minibatches,
-        kl=None if moved is None else moved[0],
-        change=None if moved is None else moved[1],
-        grad_norm=norms[0] if norms else None,
-        entropy=series("entropy/exact/mean", "entropy/sampled/mean"),
-        correct=series("train/accuracy/mean"),
-    )
-
-
 def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: int) -> Learnable:
     problems = [group.group.request.problem for group in groups]
     limit = groups[0].group.request.sampling.max_tokens
@@ -500,6 +483,8 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
     }
     graded = any(v.score is not None for group in groups for v in group.verdicts)
     rewards = [float(group.rewards[group.counted].mean()) for group in judged]
+    verdict = groups[0].verdicts[0]
+    shown = f"{verdict.outcome.value} ({verdict.status})".replace("_", " ")
     by_parts = bool(getattr(advantage_of(config.algorithm.advantage), "by_parts", False))
     return Learnable(
         answers=dataclasses.replace(
@@ -515,7 +500,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         mean_length=float(np.mean([c.num_sampled for c in completions])),
         example=completions[0].text,
         example_references=problems[0].references,
-        example_verdict=_verdict_text(groups[0].verdicts[0]),
+        example_verdict=shown if verdict.score is None else f"{shown}, score {verdict.score:.3g}",
         constant=len(values) == 1,
         rewards=_each_reward(judged),
     )
@@ -538,11 +523,6 @@ def _each_reward(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, float]]:
             "not_judged": 1.0 - len(judged) / sum(map(len, scores)),
         }
     return found
-
-
-def _verdict_text(verdict: Verdict) -> str:
-    text = f"{verdict.outcome.value.replace('_', ' ')} ({verdict.status.replace('_', ' ')})"
-    return text if verdict.score is None else f"{text}, score {verdict.score:.3g}"
 
 
 def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | None) -> TemplateFacts:

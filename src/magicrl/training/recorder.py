@@ -259,7 +259,22 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
     if (path / "run.json").exists():
         if not resume:
             raise ValueError(f"{path} already holds a run; add --resume to continue it, or choose another --output")
-        _check_same_recipe(path, config)
+        # The settings that decide results must be equal. A setting added since then has its default in the old recipe.
+        _check_same_objects(path, config)
+        try:
+            tree = tomllib.loads((path / "config.toml").read_text())
+            written = TrainConfig.model_validate(tree, context=counted_from(path / "config.toml"))
+        except (ValueError, FileNotFoundError) as error:
+            raise ValueError(
+                f"{path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
+                "resume the run with the version that started it, or choose another --output"
+            ) from None
+        changed = differences(*(_deciding(each).model_dump(mode="json") for each in (written, config)))
+        if changed:
+            raise ValueError(
+                f"{path} was started with another configuration:\n" + "\n".join(f"  {line}" for line in changed) + "\n"
+                "resume it with the same recipe and --set, or choose another --output"
+            )
     elif path.is_dir():
         foreign = sorted(p.name for p in path.iterdir() if p.name not in _BEFORE_A_RUN and not p.name.startswith("."))
         if foreign:
@@ -288,25 +303,6 @@ def _check_same_objects(path: Path, config: TrainConfig) -> None:
                 "resume it from Python with the same object (its text, where it has one, is in run.json), or "
                 "choose another --output"
             )
-
-
-def _check_same_recipe(path: Path, config: TrainConfig) -> None:
-    """Require equal settings that decide results. A setting added since then has its default in the old recipe."""
-    _check_same_objects(path, config)
-    try:
-        tree = tomllib.loads((path / "config.toml").read_text())
-        written = TrainConfig.model_validate(tree, context=counted_from(path / "config.toml"))
-    except (ValueError, FileNotFoundError) as error:
-        raise ValueError(
-            f"{path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
-            "resume the run with the version that started it, or choose another --output"
-        ) from None
-    changed = differences(*(_deciding(each).model_dump(mode="json") for each in (written, config)))
-    if changed:
-        raise ValueError(
-            f"{path} was started with another configuration:\n" + "\n".join(f"  {line}" for line in changed) + "\n"
-            "resume it with the same recipe and --set, or choose another --output"
-        )
 
 
 def _append(path: Path, row: Mapping[str, object]) -> None:

@@ -592,19 +592,6 @@ class _RecordedVerdicts:
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Varied:
-    """A step repeated from the same responses with other settings.
-
-    ``own`` and ``moved`` are ``[P]``, as in `Attributor`. ``after`` are the weights.
-    """
-
-    result: StepResult
-    own: torch.Tensor
-    moved: torch.Tensor
-    after: torch.Tensor
-
-
 def varied_config(run: Path, words: str) -> TrainConfig:
     """Return the run's recipe with the settings of one ``--what-if``: KEY=VALUE, separated by spaces.
 
@@ -627,10 +614,13 @@ def varied_config(run: Path, words: str) -> TrainConfig:
     return config
 
 
-def vary(repeated: Repeated, config: TrainConfig, words: str) -> Varied:
+def vary(repeated: Repeated, config: TrainConfig, words: str) -> tuple[StepResult, Tensor, Tensor, Tensor]:
     """Repeat the step with other settings, from the same state and responses.
 
     Verdicts are those of the step, unless ``words`` name another reward, which then judges every response.
+
+    Returns:
+        The step, ``own`` and ``moved`` as in `Attributor`, and the weights after it, ``[P]`` each.
 
     Raises:
         ValueError: The step cannot run with them. The text says why.
@@ -671,4 +661,4 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> Varied:
     for update in learner.again(start_state, learner.noted):
         own += own_part(config, update)
         after = of_state(update.after, "weights")
-    return Varied(result=result, own=own, moved=after - before, after=after)
+    return result, own, after - before, after

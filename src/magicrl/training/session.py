@@ -350,7 +350,20 @@ class Session:
             # A kill between writing and removing leaves one checkpoint too many.
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
-        self._warn()
+        changes = self._folder.environment_changes()
+        if changes:
+            self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
+        lag, algorithm = self._config.rollout.weight_lag, self._config.algorithm
+        single = all(
+            stage.num_minibatches * recipe.algorithm.reuse == 1
+            for stage, recipe in zip(self._config.stages, self._in_stages, strict=True)
+        )
+        if lag and single and algorithm.correction == "none":
+            self._event_once(
+                "warning",
+                f"rollout.weight_lag = {lag} with one update per training step: rho is exactly 1, since its "
+                "denominator is the learner's policy before the step. Set algorithm.correction to correct for the lag",
+            )
         self.examine("before", start=True)
         if self._steps_done == 0:
             self._announce_stage()
@@ -597,7 +610,22 @@ class Session:
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
-            self._restore_parts(checkpoint)
+            state = checkpoint.state
+            if checkpoint.shards is not None and isinstance(self._learner, WritesShards):
+                assert checkpoint.folder is not None, "the checkpoint was read from a folder"
+                # Ranks read their own rows, so that no process has to hold the whole state.
+                self._learner.read_shards(checkpoint.folder / SHARDS, checkpoint.shards)
+            else:
+                self._learner.restore(checkpoint.learner_state())
+            self._engine.sync_weights(self._learner)
+            # After the weights: requests in flight continue from them.
+            self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
+            self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
+            self._steps_done = self._trainer.steps_done
+            self._trainer.controller.restore(state["controller"])
+            self._solved = int(state["solved"])
+            for name, part in self._small_parts.items():
+                part.restore(state[name])
         except ValueError as error:  # the text says what does not fit and what to do
             raise CheckpointError(f"{checkpoint.folder} does not fit this run: {error}") from error
         except (KeyError, TypeError, RuntimeError) as error:
@@ -606,24 +634,6 @@ class Session:
                 "another model or version of magicrl. Delete that folder to resume from the checkpoint before it"
             ) from error
         self._emit({"kind": "resume", "step": checkpoint.step, "message": f"resumed from {checkpoint.folder}"})
-
-    def _restore_parts(self, checkpoint: Checkpoint) -> None:
-        state = checkpoint.state
-        if checkpoint.shards is not None and isinstance(self._learner, WritesShards):
-            assert checkpoint.folder is not None, "the checkpoint was read from a folder"
-            # Ranks read their own rows, so that no process has to hold the whole state.
-            self._learner.read_shards(checkpoint.folder / SHARDS, checkpoint.shards)
-        else:
-            self._learner.restore(checkpoint.learner_state())
-        self._engine.sync_weights(self._learner)
-        # After the weights: requests in flight continue from them.
-        self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
-        self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
-        self._steps_done = self._trainer.steps_done
-        self._trainer.controller.restore(state["controller"])
-        self._solved = int(state["solved"])
-        for name, part in self._small_parts.items():
-            part.restore(state[name])
 
     def _announce_stage(self) -> None:
         stage = self._schedule.stage
@@ -637,23 +647,6 @@ class Session:
             max_tokens=stage.max_tokens,
             **own,
         )
-
-    def _warn(self) -> None:
-        """Emit the warnings that precede the first step."""
-        changes = self._folder.environment_changes()
-        if changes:
-            self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
-        lag, algorithm = self._config.rollout.weight_lag, self._config.algorithm
-        single = all(
-            stage.num_minibatches * recipe.algorithm.reuse == 1
-            for stage, recipe in zip(self._config.stages, self._in_stages, strict=True)
-        )
-        if lag and single and algorithm.correction == "none":
-            self._event_once(
-                "warning",
-                f"rollout.weight_lag = {lag} with one update per training step: rho is exactly 1, since its "
-                "denominator is the learner's policy before the step. Set algorithm.correction to correct for the lag",
-            )
 
     def warn(self, message: str) -> None:
         """Emit a warning that does not stop the run."""

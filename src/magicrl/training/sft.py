@@ -236,7 +236,14 @@ def _make(
     # Written before the folder gets its name: a model without its record counts as foreign.
     (model / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     (model / "recipe.toml").write_text(to_toml(config, output.absolute()), encoding="utf-8")
-    (model / "README.md").write_text(_card(config, policy), encoding="utf-8")
+    licence = policy.licence or ("apache-2.0" if config.model.tiny is not None else "unknown")
+    shown = ", ".join(dict.fromkeys(phase_title(phase) for phase in config.phases))
+    head = front_matter(licence=licence, base=read_base_model(Path(policy.folder)), tags=("sft",))
+    card = (
+        f"{head}\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
+        f"{shown}. `recipe.toml` is the whole recipe, `{RECORD}` the record of its training.\n"
+    )
+    (model / "README.md").write_text(card, encoding="utf-8")
     # Last and in one move: a model folder is complete or absent.
     model.replace(output)
     return _result(output, record, reused=False)
@@ -342,17 +349,6 @@ def _train(
                 writer.begin(Checkpoint(step=done, tensors=tensors, state=state), keep_last=1)
                 saved = time.monotonic()
     return {"losses": losses, "tokens": tokens, "seconds": seconds}, learner
-
-
-def _card(config: SftConfig, policy: LoadedModel) -> str:
-    """Return a model card with the initial model's licence."""
-    licence = policy.licence or ("apache-2.0" if config.model.tiny is not None else "unknown")
-    shown = ", ".join(dict.fromkeys(phase_title(phase) for phase in config.phases))
-    head = front_matter(licence=licence, base=read_base_model(Path(policy.folder)), tags=("sft",))
-    return (
-        f"{head}\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
-        f"{shown}. `recipe.toml` is the whole recipe, `{RECORD}` the record of its training.\n"
-    )
 
 
 def _result(folder: Path, record: dict[str, Any], *, reused: bool) -> SftResult:

@@ -93,7 +93,10 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         parts = load_parts(data.train)
     with under("data.validation"):
         validation = load_parts(data.validation, key="data.validation")
-    test = {name: _load_test(name, source) for name, source in data.test.items()}
+    test: dict[str, list[Problem]] = {}
+    for name, source in data.test.items():
+        with under(f"data.test.{name}"):
+            test[name] = load_problems(source, key=f"data.test.{name}")
     # Compared by prompt, not by id: two files may contain one problem under two ids.
     examined = {p.key for problems in (*validation, *test.values()) for p in problems}
     train, in_test = _without_test_problems([p for part in parts for p in part], examined)
@@ -129,11 +132,6 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         dropped_in_test=in_test,
         dropped_conflicting=conflicting,
     )
-
-
-def _load_test(name: str, source: SourceConfig) -> list[Problem]:
-    with under(f"data.test.{name}"):
-        return load_problems(source, key=f"data.test.{name}")
 
 
 def _without_test_problems(train: Sequence[Problem], held: Collection[str]) -> tuple[list[Problem], int]:

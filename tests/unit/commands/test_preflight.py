@@ -13,7 +13,6 @@ import magicrl
 from magicrl.commands.preflight import UNSOUND
 from magicrl.commands.preflight import command as preflight
 from magicrl.config.errors import RecipeError
-from magicrl.training.preflight import Budget
 
 RECIPE = """
 [run]
@@ -90,16 +89,16 @@ def test_the_figures_are_those_of_the_run(recipe: Path) -> None:
 
 
 def test_minutes_and_samples_are_the_budget(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    budgets: list[Budget] = []
+    budgets: list[dict[str, float]] = []
 
-    def measured(*given: Any) -> None:
-        budgets.append(next(one for one in given if isinstance(one, Budget)))
+    def measured(*_: Any, **budget: float) -> None:
+        budgets.append(budget)
         raise ValueError("measured")
 
     monkeypatch.setattr("magicrl.training.preflight.measure", measured)
     with pytest.raises(ValueError, match="measured"):
         preflight(recipe, minutes=2, samples=7)
-    assert budgets == [Budget(seconds=120, samples=7)]
+    assert budgets == [{"seconds": 120, "samples": 7}]
 
 
 def test_what_cannot_be_measured_is_refused(recipe: Path) -> None:

@@ -12,7 +12,6 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
-from magicrl.distributed.replica import CollectedSamples
 from magicrl.distributed.runtime import ClusterError
 
 FACTS = SimpleNamespace(max_context=64, host="here", pid=1, adapters=False, devices=())
@@ -142,7 +141,7 @@ def test_what_has_arrived_of_an_open_group_outlives_the_run(monkeypatch: pytest.
     """A resumed run asks for the missing sample alone, on a pool as in one process."""
     asked = request(0, [5], size=2)
     arrived = completion([7, 8], text="78", policy_version=3)
-    collected = CollectedSamples(samples=[(0, 1, arrived)], busy=0.0)
+    collected = ([(0, 1, arrived)], 0.0, 0.0)
     pool = pool_of(monkeypatch, lambda call: FACTS if call == "start" else collected)
     pool.submit([asked])
     pool._wait(0.0)

@@ -467,7 +467,20 @@ class DistributedLearner:
             store = self._call("open_store", [()], "rank 0 to open a store for all")[0]
             given = [(settings, store, rank, count) for rank in range(count)]
             self._devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
-            self._replay_updates()
+            with self._base_lock:
+                if self._base is None:
+                    self._version = 0
+                elif isinstance(self._base, tuple):
+                    self._read(*self._base)
+                else:
+                    self._restore(self._base)
+                for made in range(len(self._updates) + 1):
+                    if self._writing is not None and made == self._writing.updates and not self._writing.end.done():
+                        # The copy was lost with the ranks that wrote it. It was taken after this many updates.
+                        self._call("begin_shards", self._same(str(self._writing.folder)), "a copy of the state")
+                    if made < len(self._updates):
+                        batch, controls = self._updates[made]
+                        self._update(batch, self._objective.sample_weights(batch), controls)
         except BaseException:
             self.close()
             raise
@@ -485,22 +498,6 @@ class DistributedLearner:
         found = count if self._settings.shares_gpus else shard_ranks([places[i] for i in ranks.order], state)
         placement = self._placement.model_copy(update={"shard_ranks": self._placement.shard_ranks or found})
         return replace(self._settings, placement=placement)
-
-    def _replay_updates(self) -> None:
-        with self._base_lock:
-            if self._base is None:
-                self._version = 0
-            elif isinstance(self._base, tuple):
-                self._read(*self._base)
-            else:
-                self._restore(self._base)
-            for made in range(len(self._updates) + 1):
-                if self._writing is not None and made == self._writing.updates and not self._writing.end.done():
-                    # The copy was lost with the ranks that wrote it. It was taken after this many updates.
-                    self._call("begin_shards", self._same(str(self._writing.folder)), "a copy of the state")
-                if made < len(self._updates):
-                    batch, controls = self._updates[made]
-                    self._update(batch, self._objective.sample_weights(batch), controls)
 
     def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> Mapping[str, float]:
         given = [(share, controls) for share in self._shares(batch, weights)]
