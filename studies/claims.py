@@ -67,7 +67,7 @@ class Verdict:
     p_holds: float  # one-sided, uncorrected, if the truth were the bar or worse
     p_fails: float  # the same if the truth were the bar, or better
     starts: int  # units
-    seeds: int  # runs of every arm in all, over the starts
+    seeds: int  # runs of every variant in all, over the starts
     spread: float = math.nan  # standard deviation of the starts' means
     within: float = math.nan  # standard deviation between the seeds of a start, pooled; nan with one seed a start
     premise: Found | None = None  # None where the claim was not run

@@ -259,7 +259,7 @@ class Arm(_Part):
 class ScaleDefinition(_Part):
     """The variants at one scale."""
 
-    base: str  # recipe that every arm starts from, a file of ``studies/bases``
+    base: str  # recipe that every variant starts from, a file of ``studies/bases``
     starts: int = Field(default=5, ge=1)  # initial checkpoints per variant, the units of a claim
     seeds: int = Field(default=1, ge=1)  # runs per variant and checkpoint, with other prompts and sampling
     # starts are those that ``python -m studies starts`` accepted, each made from its first phase on; else numbers from

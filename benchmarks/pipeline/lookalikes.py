@@ -78,7 +78,7 @@ def digits(text: str, rng: random.Random) -> str | None:
 
 
 def _typo(change: Callable[[str], str]) -> Change:
-    """A change of some letters inside a long word."""
+    """Change some letters inside a long word."""
 
     def made(text: str, rng: random.Random) -> str | None:
         words = list(re.finditer(r"(?<![\\\w{])[a-z]{7,}(?![\w}])", text))
@@ -120,13 +120,13 @@ def exchanged_numbers(text: str, rng: random.Random) -> str | None:
 
 
 def _people(text: str) -> tuple[list[str], int]:
-    """The names of a story, and where its last sentence begins."""
+    """Return the names of a story, and where its last sentence begins."""
     names = dict.fromkeys(name for name in _NAME.findall(text) if not _CALENDAR.fullmatch(name))
     return list(names), max((m.end() for m in re.finditer(r"[.?!]\s+(?=[A-Z])", text.strip())), default=0)
 
 
 def other_person(text: str, rng: random.Random) -> str | None:
-    """The question is about somebody else of the story."""
+    """Ask about somebody else of the story."""
     names, start = _people(text)
     asked = [name for name in names if re.search(rf"\b{name}\b", text[start:])]
     others = [name for name in names if name not in asked and name in text[:start]]
@@ -136,7 +136,7 @@ def other_person(text: str, rng: random.Random) -> str | None:
 
 
 def exchanged_people(text: str, rng: random.Random) -> str | None:
-    """Two people of one sentence change places."""
+    """Swap two people of one sentence."""
     names, _ = _people(text)
     sentences = re.split(r"(?<=[.?!])(\s+)", text)
     told = [[name for name in names if re.search(rf"\b{name}\b", part)] for part in sentences]
@@ -154,7 +154,7 @@ def exchanged_people(text: str, rng: random.Random) -> str | None:
 
 
 def other_variable(text: str, rng: random.Random) -> str | None:
-    """Another variable of the problem is asked for."""
+    """Ask for another variable of the problem."""
     asked = re.search(r"([Ff]ind|[Cc]ompute|[Ww]hat is|[Dd]etermine) \$([a-z])\$", text)
     others = sorted({*re.findall(r"\$([a-z])(?=[$ ,=+])", text)} - {asked[2]}) if asked else []
     return text[: asked.start(2)] + rng.choice(others) + text[asked.end(2) :] if asked and others else None
@@ -203,7 +203,7 @@ def _templated(before: str, after: str) -> Change:
 
 
 def of_half(rows: Mapping[str, Any], half: str) -> dict[str, Any]:
-    """Every other row, in the order of the hashes of their names; all rows of the fresh set."""
+    """Return every other row, in the order of the hashes of their names; all rows of the fresh set."""
     if half == FRESH:
         return dict(rows)
     return {name: rows[name] for name in sorted(rows, key=lambda name: crc32(name.encode()))[HALVES.index(half) :: 2]}
@@ -255,7 +255,7 @@ def read(path: Path, half: str, most: int) -> dict[str, str]:
 
 
 def shares(plants: Planted, hit: Sequence[bool]) -> dict[str, str]:
-    """By row, how many of how many."""
+    """Return how many of how many, by row."""
     asked, found = Counter(row for row, _, _ in plants), Counter(p[0] for p, h in zip(plants, hit, strict=True) if h)
     return {row: f"{found[row]}/{count}" for row, count in asked.items()}
 
