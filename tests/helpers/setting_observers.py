@@ -22,7 +22,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 from urllib.parse import urlsplit
 
 import pyarrow.parquet as pq
@@ -254,7 +254,12 @@ class Observers:
             if isinstance(config, TrainConfig):
                 assemble.make_learner(config, policy)
             else:
-                sft._make_learner(config, policy)
+                # the learner is made before a checkpoint is looked for
+                with (
+                    patch.object(sft, "load_latest", side_effect=InterruptedError),
+                    contextlib.suppress(InterruptedError),
+                ):
+                    sft._train(config, policy, folder, MagicMock(), None, 1.0)
         return {"compiled": asked}
 
     # the command line

@@ -31,6 +31,7 @@ UNITS = {
     "groups/*": "groups",
     "environment/turns": "turns",
     "*reward/mean": "the reward's own",
+    "reward/*/mean": "the reward's own",
 }
 
 

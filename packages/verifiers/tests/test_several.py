@@ -91,7 +91,7 @@ def test_a_reward_that_fails_has_no_part_and_is_no_zero(file: Path) -> None:
     assert verdict.outcome is Outcome.WRONG
     assert verdict.parts == {"exact": (1.0, 0.0), "breaks": (1.0, None), "brief": (3.0, 1.0)}
     assert verdict.score == pytest.approx(3 / 4)  # not 3 / 5
-    assert verdict.reason == "RuntimeError: no opinion"
+    assert verdict.reason == "RuntimeError: no opinion (my_rewards.py, line 7)"
 
 
 def test_without_the_deciding_reward_or_any_weight_nothing_is_judged(file: Path) -> None:

@@ -76,7 +76,7 @@ COMMANDS = {
     ),
     "selfcheck": (
         "selfcheck:selfcheck",
-        "Prove the main promises on this machine, with these versions: loss, resume, verifiers and more.",
+        "Prove the main promises on this machine, with these versions: loss, resume, verifiers and more. Some minutes.",
     ),
     "verify": (
         "verify:verify_app",

@@ -133,7 +133,7 @@ class Run:
         Raises:
             ValueError: no such group, or the run has no step to draw.
         """
-        known = [found.key for found in figure_groups(self.recorded)]
+        known = [metrics.key for metrics, _, _ in figure_groups(self.recorded)]
         if not known or (group is not None and group not in known):
             has = f"it has {', '.join(known)}" if known else "it has no training step yet"
             raise ValueError(f"no figures {group or ''} of the run in {self.path}; {has}".replace("  ", " "))

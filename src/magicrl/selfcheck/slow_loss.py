@@ -7,6 +7,7 @@ table of methods. ``magicrl selfcheck`` and the tests compare the library with i
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -163,7 +164,11 @@ def _token_objectives(
             pi, mu = float(torch.exp(logprobs[t].detach())), float(torch.exp(response.sampler[t]))
             distance = abs(pi - mu)
             if name == "dppo_kl":
-                distance = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+                # 1 - p without cancellation, for a token of probability 1
+                log_pi, log_mu = float(logprobs[t].detach()), float(response.sampler[t])
+                others = max(-math.expm1(log_pi), sys.float_info.min)
+                sampler_others = max(-math.expm1(log_mu), sys.float_info.min)
+                distance = mu * (log_mu - log_pi) + sampler_others * math.log(sampler_others / others)
             beyond = (a > 0 and pi > mu and distance > clip_high) or (a < 0 and pi < mu and distance > clip_low)
             policy = logprobs[t] * 0.0 if beyond else ratio * a
         else:

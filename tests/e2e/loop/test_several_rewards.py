@@ -43,7 +43,7 @@ def test_a_killed_run_goes_on(toy_recipe: Path, tmp_path: Path, rewards: Path) -
     assert len({row["reward"] for row in rollouts(tmp_path / "whole")}) > 3
 
     groups = figure_groups(read_run(tmp_path / "whole"))
-    charts = {chart.key: chart for group in groups for panel in group.panels for chart in panel}
+    charts = {chart.key: chart for _, panels, _ in groups for panel in panels for chart in panel}
     assert {line.label.removesuffix(", mean of 5 steps") for line in charts["rewards"].series} >= {"brief", "moody"}
     assert [line.label for line in charts["rewards_not_judged"].series] == ["moody"]
 

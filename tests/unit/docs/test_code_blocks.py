@@ -81,6 +81,11 @@ def test_the_rewards_with_trls_signature_score() -> None:
     assert scores == [1, 1, 2]
 
 
+def test_the_weighted_rewards_of_the_page_score() -> None:
+    rewards = namespace("start/own-reward.md", 2)["REWARD"]
+    assert [magicrl.verify(text, "5", reward=rewards).score for text in (r"\boxed{5}", "No." + " " * 200)] == [1, 0]
+
+
 def test_the_reward_model_of_the_page_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "path" / "to" / "reward-model"
     llama = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -90,13 +95,13 @@ def test_the_reward_model_of_the_page_scores(tmp_path: Path, monkeypatch: pytest
     shape = LlamaConfig(vocab_size=vocabulary, pad_token_id=0, num_labels=1, **sizes)
     LlamaForSequenceClassification(shape).save_pretrained(folder)
     monkeypatch.chdir(tmp_path)
-    preference = namespace("start/own-reward.md", 2)["preference"]
+    preference = namespace("start/own-reward.md", 3)["preference"]
     verdicts = magicrl.verify([{"prompt": "1 2", "response": text} for text in ("3", "1 2 3")], reward=preference)
     assert all(0 < (verdict.score or 0) < 1 for verdict in verdicts)
 
 
 def test_the_settings_of_a_reward_are_read() -> None:
-    score = namespace("start/own-reward.md", 3)["score"]
+    score = namespace("start/own-reward.md", 4)["score"]
     assert (score.isolated, score.time_limit, score.memory_limit_mb, score.right_from) == (True, 5.0, 1024, 0.9)
     assert score(None, "a a b") == pytest.approx(2 / 3)
 

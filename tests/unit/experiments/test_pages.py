@@ -145,11 +145,11 @@ def test_equal_cost_reads_arms_off_where_they_have_spent_as_much() -> None:
 def test_equal_time_gives_the_faster_arm_more_steps() -> None:
     ablation = next(a for a in shipped_ablations() if a.id == "11")
     planned = planned_arms(ablation, (64, 32, 16))
-    assert [one.name for one in planned] == ["64", "32", "16"]
+    assert [name for name, *_ in planned] == ["64", "32", "16"]
     runs = {arm: {(0, 0): row(0.8)} for arm in ("big", "mid", "small")}
     table = equal_time_table(runs, planned, lambda place: list(runs)[place])
     steps = [int(line.split(" | ")[4]) for line in table.splitlines()[2:]]
-    slowest = max(range(3), key=lambda i: planned[i].seconds)
+    slowest = max(range(3), key=lambda i: planned[i][2])
     assert steps[slowest] == min(steps)
     assert max(steps) <= STEPS
 

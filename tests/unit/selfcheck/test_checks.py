@@ -194,7 +194,7 @@ def test_every_trouble(setup: Setup) -> None:
 def test_a_verifier_that_accepts_too_much_is_noticed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     right = make_verdict("matched", decided_by="fault")
     honest = dict.fromkeys(("calls",), right)
-    monkeypatch.setattr(verifiers, "attack_verdicts", lambda: ({"guess": make_verdict("failed_test")}, honest))
+    monkeypatch.setattr(verifiers, "attack_verdicts", lambda: ({"guess": make_verdict("wrong_answer")}, honest))
     found = verifiers.check_verifiers(setup)
     assert found.status == "passed", found.figure
     monkeypatch.setattr(MathsVerifier, "judge", lambda *arguments: right)
