@@ -475,7 +475,7 @@ class InProcessEngine(SchedulingEngine):
             done.append(table.output(rows.start + int(index), reason, self._decode))
         assert self._work.cache is not None
         moves = table.remove([rows.start + int(index) for index in over])
-        self._work.cache.responses.move([(*places, tokens + self._before) for *places, tokens in moves])
+        self._work.cache.responses.move([(source, place, held + self._before) for source, place, held in moves])
         # a group is complete once nothing of it waits and no row reads its prompt
         read = set(table.column("owner").tolist())
         unread = {group.place for group, *_ in done if not group.waiting and group.place not in read}

@@ -83,7 +83,7 @@ def joined(reference: str, columns: Sequence[Sequence[Verdict]]) -> list[Verdict
         pairs = [(weight, score) for (_, weight), score in zip(terms, scores, strict=True) if score is not None]
         total = math.fsum(weight for weight, _ in pairs)
         failed = next((v for v in verdicts if v.outcome is Outcome.NOT_JUDGED), verdicts[0])
-        base = verdicts[0] if scores[0] is not None and total > 0 else failed
+        base = verdicts[0] if total > 0 else failed
         found.append(
             replace(
                 base,

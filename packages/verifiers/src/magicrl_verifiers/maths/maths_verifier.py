@@ -148,6 +148,10 @@ def _joined(match: re.Match[str]) -> str:
     return re.sub(r"[ .]", "", match[0])
 
 
+def _overlined(match: re.Match[str]) -> str:
+    return rf"{match['head']}\overline{{{match['again'] or match['twice']}}}"
+
+
 def _repeating(match: re.Match[str]) -> str:
     """Write a repeating decimal as a fraction."""
     whole, fixed = match["whole"] or "0", match["fixed"]
@@ -176,7 +180,7 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (
             r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
             r"(?:\\[lc]?dots|\.\.\.)(?!\w)",
-            lambda match: rf"{match['head']}\overline{{{match['again'] or match['twice']}}}",
+            _overlined,
         ),
         (
             r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"
