@@ -129,10 +129,10 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
     def say(text: str) -> Callable[..., None]:
         return lambda *_args, **_kwargs: place.write(text)
 
-    before(rollout_queue.RolloutQueue, "_judged", say("verifying"))
+    before(rollout_queue, "verdicts_of", say("verifying"))
     before(checkpoint.CheckpointWriter, "begin", say("checkpoint"))
     places: dict[str, tuple[Any, str]] = {
-        "verifying": (rollout_queue.RolloutQueue, "_judged"),
+        "verifying": (rollout_queue, "verdicts_of"),
         "between gradient and update": (learner.MasterOptimizer, "step"),
         "checkpoint written, not renamed": (checkpoint, "_flush"),
         "checkpoint renamed, old ones not yet removed": (checkpoint, "remove_old"),

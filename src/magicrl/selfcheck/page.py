@@ -18,10 +18,11 @@ HEAD = """# Proof
 
     {command}
 
-proves the promises below on your machine, with your versions. It takes {minutes:.0f} minutes here, `--quick` about one,
-and ends with exit status 1 if a promise does not hold. A check that lacks something is marked "not run" and does not
-count as passed. `--only NAME` runs one, `--seed N` tries other random cases, `--peers` puts the same questions to TRL
-and Math-Verify. `--output` writes every figure as JSON.
+proves the promises below on your machine, with your versions, and ends with exit status 1 if one does not hold.
+This page is of a run{quick} that took {minutes:.0f} minutes.
+
+A check that lacks something is marked "not run" and does not count as passed. `--only NAME` runs one, `--seed N` tries
+other random cases, `--peers` puts the same questions to TRL and Math-Verify. `--output` writes every figure as JSON.
 
 | promise | result | seconds | command |
 |---|---|---|---|
@@ -58,6 +59,7 @@ def page_of(document: Mapping[str, Any]) -> str:
     text = HEAD.format(
         counts=f"{counts['passed']} of {len(own)} promises hold, {counts['failed']} fail, {counts['not run']} not run.",
         command="magicrl selfcheck",
+        quick=" with `--quick`, which has fewer cases and runs," if document["quick"] else "",
         minutes=max(1.0, seconds / 60),
     )
     text += "".join(

@@ -13,6 +13,7 @@ from magicrl.commands import selfcheck
 from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.selfcheck import agreement, resume
+from magicrl.selfcheck.page import page_of
 from magicrl.selfcheck.setup import CannotRun, Proof
 
 HOLDS = Proof(status="passed", figure="0 of 3 differ", against="a loop", details={"cases": 3})
@@ -51,6 +52,9 @@ def test_lines_json_and_page(
     assert {"torch", "transformers"} <= document["environment"]["versions"].keys()
     text = page.read_text()
     assert text.splitlines()[2].startswith("1 of 2 promises hold")
+    assert "This page is of a run that took 1 minutes" in text
+    quick = page_of({**document, "quick": True})
+    assert "This page is of a run with `--quick`, which has fewer cases and runs, that took" in quick
     assert "| a killed run continues bit for bit | not run |" in text
     assert max(map(len, text.splitlines())) <= 140
 
