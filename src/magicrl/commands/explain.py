@@ -22,8 +22,6 @@ from magicrl.commands.given import PathText, in_python, path_text
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.charts import Bar, FigureView, bars_view
-from magicrl.reporting.page import block, figures_block, render_page, write_page
 from magicrl.reporting.wording import checkpoint_name, number_text, print_prose, visible
 from magicrl_verifiers.progress import duration
 
@@ -31,6 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from magicrl.config.schema import TrainConfig
+    from magicrl.reporting.charts import Bar, FigureView
     from magicrl.training.repeating import Attributor, PrecisePolicy, Repeated
 
 
@@ -363,6 +362,8 @@ def write_explain_page(found: Mapping[str, Any], output: Path, command: str = ""
     Raises:
         ValueError: the page cannot be written.
     """
+    from magicrl.reporting.page import block, figures_block, render_page, write_page
+
     head, rows = group_rows(found)
     other_head, others = what_if_rows(found)
     what_if = {"head": other_head, "rows": others, "note": WHAT_IF} if others else None
@@ -477,6 +478,8 @@ def what_if_rows(found: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def _token_bars(found: Mapping[str, Any]) -> list[FigureView]:
     """Return a figure of the vocabulary's tokens with the largest shares of the gradient's norm."""
+    from magicrl.reporting.charts import bars_view
+
     sums: dict[str, tuple[float, int]] = {}
     for group in found["groups"]:
         for response in group["responses"]:

@@ -19,8 +19,6 @@ from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, giv
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.charts import bars_view
-from magicrl.reporting.page import block, figures_block, render_page, write_page
 from magicrl.reporting.wording import percent, visible
 from magicrl_verifiers.progress import duration
 
@@ -156,6 +154,9 @@ def write_preflight_page(found: Mapping[str, Any], output: Path, command: str = 
     Raises:
         ValueError: the page cannot be written.
     """
+    from magicrl.reporting.charts import bars_view
+    from magicrl.reporting.page import block, figures_block, render_page, write_page
+
     learnable = found["learnable"]
     answers = learnable["answers"]
     shares = [

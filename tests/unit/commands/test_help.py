@@ -76,6 +76,14 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.parametrize("name", ["plan", "preflight", "explain"])
+def test_a_command_draws_pages_with_what_only_its_page_imports(name: str) -> None:
+    heavy = "torch pydantic jinja2 pyarrow"
+    program = f"import sys, magicrl.commands.{name}; print(sorted(set('{heavy}'.split()) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
 def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
     home = os.environ | {"HOME": str(tmp_path)}
     words = [sys.executable, "-m", "magicrl", "--install-completion", "--shell", "bash"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from magicrl.commands.main import app
-from magicrl.commands.plan import cost_chart, gpu_chart, memory_views, plan_blocks
+from magicrl.commands.plan_page import cost_chart, gpu_chart, memory_views, plan_blocks
 from magicrl.reporting.charts import bars_view
 
 ROOT = Path(__file__).resolve().parents[3]
