@@ -21,11 +21,13 @@ from magicrl_verifiers import rewards
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier
 from magicrl_verifiers.records import make_verdict
 
-COUNTED_BY_PROCESS = """
-import os
+DIFFERENT_IN_EVERY_PROCESS = """
+import random
+
+DRAWS = random.SystemRandom()
 
 def by_process(problem, response):
-    return float((len(response) + os.getpid()) % 2)
+    return float(DRAWS.random() < 0.5)
 """
 
 
@@ -134,8 +136,8 @@ def test_a_killed_run_is_compared_and_a_state_that_no_checkpoint_holds_is_notice
     found = resume.check_resume(setup)
     assert found.status == "passed", found.figure
     assert found.details["plain"]["kills"] == 2
-    file = setup.folder / "counted.py"
-    file.write_text(COUNTED_BY_PROCESS)
+    file = setup.folder / "drawn.py"
+    file.write_text(DIFFERENT_IN_EVERY_PROCESS)
     again = setup.folder / "again"
     again.mkdir()
     setup.folder = again
