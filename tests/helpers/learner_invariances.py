@@ -8,17 +8,15 @@ from dataclasses import replace
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.schema import ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.selfcheck.own_precision import in_own_precision
+from magicrl.selfcheck.loss import VOCABULARY, tiny_model
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
-VOCAB = 29
 CONTROLS = Controls(alpha=0.02, clip_low=0.2, clip_high=0.25, temperature=0.8, kl_coefficient=0.1)
 LOSSES = ("magic", "grpo", "gspo", "dr_grpo", "cispo", "scalerl", "dppo")
 
@@ -45,8 +43,8 @@ def off_policy_samples(dtype: torch.dtype) -> list[TrainSample]:
     rng = np.random.default_rng(0)
     plain = [
         TrainSample(
-            prompt_tokens=frozen_tokens(np.arange(1 + group, 6 + 2 * group) % VOCAB),
-            tokens=frozen_tokens(rng.integers(0, VOCAB, rng.integers(1, 25))),
+            prompt_tokens=frozen_tokens(np.arange(1 + group, 6 + 2 * group) % VOCABULARY),
+            tokens=frozen_tokens(rng.integers(0, VOCABULARY, rng.integers(1, 25))),
             advantage=float(rng.normal()),
             group_index=group,
             sample_index=member,
@@ -70,22 +68,9 @@ def off_policy_samples(dtype: torch.dtype) -> list[TrainSample]:
 
 
 def learner(dtype: torch.dtype, loss: str, budget: int = 10_000) -> LocalLearner:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        initializer_range=0.3,
-        tie_word_embeddings=True,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = in_own_precision(LlamaForCausalLM(config).to(dtype))
     settings = ModelConfig(dtype="float32", micro_batch_tokens=budget, head_chunk_tokens=7)
     return LocalLearner(
-        model,
+        tiny_model(dtype),
         LearnerSettings(
             algorithm=AlgorithmConfig(loss=loss, correction="tis"),
             model=settings,

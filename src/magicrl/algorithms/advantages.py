@@ -274,9 +274,9 @@ def gdpo(a: AdvantageInputs) -> Tensor:
     different advantages, also where their sums are equal. A group with a single reward has one part of weight 1.
     """
     columns = [part_scores(g.group, g.verdicts) or {"": (1.0, g.rewards.astype(np.float64))} for g in a.groups]
+    absent = [(0.0, np.full(len(group.rewards), math.nan)) for group in a.groups]
     total = torch.zeros(len(a.rewards_N), dtype=torch.float64)
     for name in dict.fromkeys(name for parts in columns for name in parts):
-        absent = [(0.0, np.full(len(group.rewards), math.nan)) for group in a.groups]
         parts = [of.get(name, none) for of, none in zip(columns, absent, strict=True)]
         scores = torch.from_numpy(np.concatenate([scores for _, scores in parts]))
         weights = torch.tensor([weight for weight, scores in parts for _ in scores], dtype=torch.float64)

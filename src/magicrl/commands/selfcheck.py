@@ -116,6 +116,8 @@ def selfcheck(
 
 def _row(setup: Any, name: str, place: str, peer: str | None = None) -> dict[str, Any]:
     """Run a check and return its row of the JSON. A check that raises has failed, or lacks something and is not run."""
+    from magicrl.selfcheck.setup import CannotRun
+
     module, _, function = place.partition(":")
     began = time.monotonic()
     found: dict[str, Any] = {"status": "failed", "against": "", "details": {}}
@@ -124,7 +126,7 @@ def _row(setup: Any, name: str, place: str, peer: str | None = None) -> dict[str
         found = {part: getattr(line, part) for part in ("status", "figure", "against", "details")}
     except Exception as error:  # noqa: BLE001 - whatever breaks a check, the other lines are still of use
         missing = isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("magicrl")
-        lacking = missing or type(error).__name__ == "CannotRun"
+        lacking = missing or isinstance(error, CannotRun)
         text = " ".join(str(error).split()) or type(error).__name__
         found |= {"status": "not run" if lacking else "failed", "figure": f"{type(error).__name__}: {text}"[:500]}
         found["details"] = {"traceback": traceback.format_exc()}

@@ -20,25 +20,11 @@ import psutil
 
 from magicrl.algorithms.advantages import score_group, scored_advantages
 from magicrl.config.verifier_schema import JudgeConfig
-from magicrl.records import (
-    Completion,
-    FinishReason,
-    Outcome,
-    Problem,
-    RolloutGroup,
-    RolloutRequest,
-    SamplingParams,
-    ScoredGroup,
-    Verdict,
-    frozen_floats,
-    frozen_tokens,
-)
-from magicrl.selfcheck.setup import CannotRun, Proof, Setup, judged
+from magicrl.records import Outcome, Problem, ScoredGroup, Verdict
+from magicrl.selfcheck.setup import Proof, Setup, judged, needs_sandbox, rollout_group
 from magicrl.training.step import train_samples
 from magicrl_verifiers import VerifierPool
-from magicrl_verifiers.code.sandbox import SandboxError
 from magicrl_verifiers.records import make_verdict
-from magicrl_verifiers.workers import WorkerRefusal
 
 REWARDS = """
 import asyncio
@@ -106,30 +92,14 @@ RIGHT, WRONG = make_verdict("matched", decided_by="selfcheck"), make_verdict("mi
 
 def scored(verdicts: list[Verdict]) -> ScoredGroup:
     """Return a group of one-token responses with these verdicts."""
-    one = Completion(
-        tokens=frozen_tokens([1]),
-        text="",
-        sampler_logprobs=frozen_floats([0.0]),
-        sampler_entropies=None,
-        finish_reason=FinishReason.STOP,
-        policy_version=0,
-    )
-    request = RolloutRequest(
-        draw=0,
-        problem=_problem("1", "exact"),
-        prompt_tokens=frozen_tokens([1]),
-        group_size=len(verdicts),
-        sampling=SamplingParams(temperature=1.0, max_tokens=4),
-    )
-    return score_group(RolloutGroup(request=request, completions=(one,) * len(verdicts)), verdicts)
+    count = len(verdicts)
+    group = rollout_group(_problem("1", "exact"), [1], [[1]] * count, [False] * count, max_tokens=4)
+    return score_group(group, verdicts)
 
 
 def verdict_on(reference: str, answer: str, verifier: str = "maths", *, time_limit: float = 2.0) -> Verdict:
-    with VerifierPool(time_limit=time_limit) as pool:
-        try:
-            return pool.judge(_problem(reference, verifier), [answer])[0]
-        except (SandboxError, WorkerRefusal) as error:
-            raise CannotRun(f"the sandbox of programs does not start: {error}; see magicrl doctor") from error
+    with needs_sandbox(), VerifierPool(time_limit=time_limit) as pool:
+        return pool.judge(_problem(reference, verifier), [answer])[0]
 
 
 def of_reward(name: str) -> Trouble:

@@ -22,23 +22,10 @@ from magicrl.algorithms.advantages import reject_zero_advantage, score_group
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.schema import ModelConfig
-from magicrl.records import (
-    Completion,
-    FinishReason,
-    Outcome,
-    Problem,
-    RolloutGroup,
-    RolloutRequest,
-    SamplingParams,
-    TrainBatch,
-    TrainSample,
-    Verdict,
-    frozen_floats,
-    frozen_tokens,
-)
+from magicrl.records import Outcome, Problem, TrainBatch, TrainSample, Verdict, frozen_floats
 from magicrl.selfcheck.own_precision import in_own_precision
-from magicrl.selfcheck.setup import Proof, Setup, judged, relative_error, worst
-from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss
+from magicrl.selfcheck.setup import Proof, Setup, judged, relative_error, rollout_group, worst
+from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss, slow_scores
 from magicrl.selfcheck.slow_steps import whole_steps
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
@@ -94,8 +81,8 @@ def check_loss(setup: Setup) -> Proof:
     )
 
 
-def tiny_model() -> PreTrainedModel:
-    """Return a small Llama in float64 throughout, always with the same weights."""
+def tiny_model(dtype: torch.dtype = torch.float64) -> PreTrainedModel:
+    """Return a small Llama that computes in ``dtype`` throughout, always with the same weights."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=32,
@@ -108,7 +95,7 @@ def tiny_model() -> PreTrainedModel:
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return in_own_precision(LlamaForCausalLM(config).double())
+        return in_own_precision(LlamaForCausalLM(config).to(dtype))  # pyright: ignore[reportArgumentType]
 
 
 def random_case(loss: str, seed: int, number: int) -> Case:
@@ -177,28 +164,16 @@ def case_error(case: Case) -> float:
 
 def library_samples(case: Case, model: PreTrainedModel) -> list[TrainSample]:
     """Return the case's samples as training makes them, with log-probs near the policy's."""
-    sampling = SamplingParams(temperature=case.controls.temperature, max_tokens=T)
     scored = [
         score_group(
-            RolloutGroup(
-                request=RolloutRequest(
-                    draw=number,
-                    problem=PROBLEM,
-                    prompt_tokens=frozen_tokens(prompt(number)),
-                    group_size=len(members),
-                    sampling=sampling,
-                ),
-                completions=tuple(
-                    Completion(
-                        tokens=frozen_tokens(tokens),
-                        text="",
-                        sampler_logprobs=frozen_floats(np.zeros(len(tokens))),
-                        sampler_entropies=None,
-                        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
-                        policy_version=0,
-                    )
-                    for tokens, cut in zip(members, case.truncated[number], strict=True)
-                ),
+            rollout_group(
+                PROBLEM,
+                prompt(number),
+                members,
+                case.truncated[number],
+                max_tokens=T,
+                draw=number,
+                temperature=case.controls.temperature,
             ),
             [verdict_of(reward) for reward in case.rewards[number]],
         )
@@ -237,14 +212,6 @@ def prompt(group: int) -> NDArray[np.int64]:
 def verdict_of(reward: float | None) -> Verdict:
     outcomes: Mapping[float | None, Outcome] = {None: Outcome.NOT_JUDGED, 1.0: Outcome.CORRECT, 0.0: Outcome.WRONG}
     return Verdict(outcome=outcomes[reward], status="selfcheck")
-
-
-def slow_scores(model: PreTrainedModel, start: Any, tokens: Any, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return log-probs of a response's tokens and their entropies, ``[T]`` each: one response, no packing, no cache."""
-    row = torch.tensor([*(int(token) for token in start), *(int(token) for token in tokens)])
-    logits = model(row[None]).logits[0, len(start) - 1 : -1]
-    table = (logits / temperature).log_softmax(-1)
-    return table.gather(-1, row[len(start) :, None])[:, 0], -(table.exp() * table).sum(-1)
 
 
 def slow_case(case: Case, model: PreTrainedModel, samples: Sequence[TrainSample]) -> Tensor:

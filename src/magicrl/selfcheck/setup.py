@@ -4,22 +4,37 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.paths import find_recipe
 from magicrl.data.families import unique_problems
 from magicrl.data.running_sum import make_running_sum
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    frozen_floats,
+    frozen_tokens,
+)
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import run_training
 from magicrl.training.sft import run_sft
+from magicrl_verifiers.code.sandbox import SandboxError
+from magicrl_verifiers.workers import WorkerRefusal
 
 Status = Literal["passed", "failed", "not run", "peer"]
 
@@ -96,6 +111,15 @@ class CannotRun(RuntimeError):
     """A check cannot run on this machine. The text says what it lacks."""
 
 
+@contextmanager
+def needs_sandbox() -> Generator[None]:
+    """Raise `CannotRun` where programs or isolated rewards cannot be confined on this machine."""
+    try:
+        yield
+    except (SandboxError, WorkerRefusal) as error:
+        raise CannotRun(f"the sandbox of programs does not start: {error}; see magicrl doctor") from error
+
+
 def judged(holds: bool) -> Status:
     """Return the status of a check whose promise holds or not."""
     return "passed" if holds else "failed"
@@ -148,6 +172,38 @@ class Setup:
 def metrics(run: Path) -> list[dict[str, Any]]:
     """Return the metrics of each training step of a run folder."""
     return [json.loads(line)["values"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def rollout_group(
+    problem: Problem,
+    prompt: Sequence[int] | NDArray[Any],
+    responses: Sequence[Sequence[int] | NDArray[Any]],
+    truncated: Sequence[bool],
+    *,
+    max_tokens: int,
+    draw: int = 0,
+    temperature: float = 1.0,
+) -> RolloutGroup:
+    """Return a group of responses as an engine returns it, with sampler log-probs of 0."""
+    completions = tuple(
+        Completion(
+            tokens=frozen_tokens(tokens),
+            text="",
+            sampler_logprobs=frozen_floats(np.zeros(len(tokens))),
+            sampler_entropies=None,
+            finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+            policy_version=0,
+        )
+        for tokens, cut in zip(responses, truncated, strict=True)
+    )
+    request = RolloutRequest(
+        draw=draw,
+        problem=problem,
+        prompt_tokens=frozen_tokens(prompt),
+        group_size=len(responses),
+        sampling=SamplingParams(temperature=temperature, max_tokens=max_tokens),
+    )
+    return RolloutGroup(request=request, completions=completions)
 
 
 def relative_error(found: Iterable[Tensor], expected: Sequence[Tensor]) -> float:

@@ -10,9 +10,11 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,14 @@ def reference_advantages(
         0.0 if reward is None or (cut and mask != "none") else (reward - mean) / (spread if divide else 1.0)
         for reward, cut in pairs
     ]
+
+
+def slow_scores(model: PreTrainedModel, start: Any, tokens: Any, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return log-probs of a response's tokens and their entropies, ``[T]`` each: one response, no packing, no cache."""
+    row = torch.tensor([*(int(token) for token in start), *(int(token) for token in tokens)])
+    logits = model(row[None]).logits[0, len(start) - 1 : -1]
+    table = (logits / temperature).log_softmax(-1)
+    return table.gather(-1, row[len(start) :, None])[:, 0], -(table.exp() * table).sum(-1)
 
 
 def reference_loss(

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM
 from magicrl.models.loading import quiet_bars
 from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Setup, metrics, relative_error
-from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss
+from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss, slow_scores
 from magicrl.training.checkpoint import load_checkpoint
 
 TAU, LIMIT, CLIP_LOW, CLIP_HIGH, BETA, RATE = 0.9, 24, 0.1, 0.3, 0.05, 0.01
@@ -126,10 +126,7 @@ class NaiveLoop:
 
     def scores(self, row: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies of a recorded response under the present weights."""
-        prompt, tokens = row["prompt_tokens"], torch.tensor(row["tokens"])
-        logits = self.model(torch.tensor([[*prompt, *row["tokens"]]])).logits[0, len(prompt) - 1 : -1]
-        table = (logits / TAU).log_softmax(-1)
-        return table.gather(-1, tokens[:, None])[:, 0], -(table.exp() * table).sum(-1)
+        return slow_scores(self.model, row["prompt_tokens"], row["tokens"], TAU)
 
     def of_the_start(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, Tensor]:
         """Return the log-probs of the reference model, which is the starting model."""

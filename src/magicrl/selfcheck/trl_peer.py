@@ -20,10 +20,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback, TrainerCallback
 
 from magicrl.models.loading import quiet_bars
-from magicrl.selfcheck.loss import slow_scores
 from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Proof, Setup, relative_error, worst
-from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss
+from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss, slow_scores
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # silences a warning that rollout_func may change
 

@@ -15,12 +15,11 @@ from pathlib import Path
 import math_verify
 
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.selfcheck.setup import CannotRun, Proof, Setup, judged
+from magicrl.selfcheck.setup import Proof, Setup, judged, needs_sandbox
 from magicrl_verifiers.code.judge import CodeOptions, CodePool
-from magicrl_verifiers.code.sandbox import Limits, SandboxError
+from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.maths.maths_verifier import MathsVerifier
 from magicrl_verifiers.records import JudgeOptions
-from magicrl_verifiers.workers import WorkerRefusal
 
 SETS = ("blind_boxed.txt", "running_blind.txt")
 ANSWERS = {"3": "9176", "4": "2281"}
@@ -32,16 +31,13 @@ Pair = tuple[str, str, bool]
 
 def check_verifiers(setup: Setup) -> Proof:
     """Return whether the maths verifier judges every labelled pair right and no attack on the code verifier passes."""
-    pairs = list(labelled(1 if not setup.quick else 5))
-    accepted, missed = errors(pairs, lambda reference, text: MATHS.judge([reference], text).correct)
+    text, accepted, missed = errors(setup, lambda reference, text: MATHS.judge([reference], text).correct)
     attacks, honest = attack_verdicts()
     through = [name for name, verdict in attacks.items() if verdict.outcome is not Outcome.WRONG]
     refused = [name for name, verdict in honest.items() if verdict.outcome is not Outcome.CORRECT]
-    wrong = sum(not right for _, _, right in pairs)
     return Proof(
         status=judged(not (accepted or missed or through or refused)),
-        figure=f"maths: {len(accepted)} of {wrong} wrong answers accepted, {len(missed)} of {len(pairs) - wrong} right "
-        f"ones missed; code: {len(through)} of {len(attacks)} attacks not judged wrong, {len(refused)} of "
+        figure=f"{text}; code: {len(through)} of {len(attacks)} attacks not judged wrong, {len(refused)} of "
         f"{len(honest)} honest programs refused",
         against="labels written by hand before any verifier judged the answers; attacks in the forms of the "
         "released tests",
@@ -51,13 +47,10 @@ def check_verifiers(setup: Setup) -> Proof:
 
 def of_math_verify(setup: Setup) -> Proof:
     """Return the errors of Math-Verify on the same answers."""
-    pairs = list(labelled(1 if not setup.quick else 5))
-    accepted, missed = errors(pairs, lambda reference, text: bare([reference], text))
-    wrong = sum(not right for _, _, right in pairs)
+    text, accepted, missed = errors(setup, lambda reference, text: bare([reference], text))
     return Proof(
         status="peer",
-        figure=f"maths: {len(accepted)} of {wrong} wrong answers accepted, {len(missed)} of {len(pairs) - wrong} right "
-        "ones missed; matters of convention, such as rounding and units, follow magicrl's page on its verifier",
+        figure=f"{text}; matters of convention, such as rounding and units, follow magicrl's page on its verifier",
         against="the same labels",
         details={"accepted": accepted, "missed": missed},
     )
@@ -81,13 +74,19 @@ def bare(references: Sequence[str], response: str) -> bool:
 MATHS = MathsVerifier(JudgeOptions(extract="lenient"))
 
 
-def errors(pairs: list[Pair], accepts: Callable[[str, str], bool]) -> tuple[list[str], list[str]]:
-    """Return the wrong answers that are accepted and the right ones that are missed."""
+def errors(setup: Setup, accepts: Callable[[str, str], bool]) -> tuple[str, list[str], list[str]]:
+    """Return the result in words, the wrong answers that are accepted, and the right ones that are missed."""
+    pairs = list(labelled(5 if setup.quick else 1))
     wrong = [(pair, said) for pair in pairs if (said := accepts(pair[0], pair[1])) != pair[2]]
     accepted, missed = (
         [f"{reference} | {text}" for (reference, text, _), s in wrong if s is said] for said in (True, False)
     )
-    return accepted, missed
+    count = sum(not right for _, _, right in pairs)
+    text = (
+        f"maths: {len(accepted)} of {count} wrong answers accepted, {len(missed)} of {len(pairs) - count} right ones "
+        "missed"
+    )
+    return text, accepted, missed
 
 
 def labelled(step: int = 1) -> Iterator[Pair]:
@@ -165,14 +164,11 @@ def attack_verdicts() -> tuple[dict[str, Verdict], dict[str, Verdict]]:
         answers = Path(folder) / "tests.json"
         answers.write_text(json.dumps({x: int(y) for x, y in ANSWERS.items()}))
         programs = templates(answers)
-        try:
-            with CodePool(options) as pool:
-                pool.warm_up()
-                for problem in problems():
-                    texts = [f"```python\n{program}\n```" for program in (HONEST, *programs.values())]
-                    first, *others = pool.result(pool.submit(problem, texts))
-                    honest[problem.id] = first
-                    attacks |= {f"{name}, {problem.id}": v for name, v in zip(programs, others, strict=True)}
-        except (SandboxError, WorkerRefusal) as error:
-            raise CannotRun(f"the sandbox of programs does not start: {error}; see magicrl doctor") from error
+        with needs_sandbox(), CodePool(options) as pool:
+            pool.warm_up()
+            for problem in problems():
+                texts = [f"```python\n{program}\n```" for program in (HONEST, *programs.values())]
+                first, *others = pool.result(pool.submit(problem, texts))
+                honest[problem.id] = first
+                attacks |= {f"{name}, {problem.id}": v for name, v in zip(programs, others, strict=True)}
     return attacks, honest

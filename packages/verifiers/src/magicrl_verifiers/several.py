@@ -14,7 +14,13 @@ from dataclasses import replace
 from magicrl_verifiers.records import Outcome, Verdict
 from magicrl_verifiers.references import LIVE
 
-_WEIGHT = re.compile(r"(\S+) \* (.*)", re.DOTALL)
+_TERM = re.compile(r"(?:(\S+) \* )?(.*)", re.DOTALL)
+
+
+def _split(reference: str) -> list[tuple[str, str]]:
+    """Return (weight as written, name) of each reward; the weight is empty where there is none."""
+    matches = (_TERM.fullmatch(term.strip()) for term in reference.split(" + "))
+    return [(match[1] or "", match[2].strip()) for match in matches if match is not None]
 
 
 def reward_terms(reference: str) -> tuple[tuple[str, float], ...]:
@@ -28,18 +34,17 @@ def reward_terms(reference: str) -> tuple[tuple[str, float], ...]:
         ValueError: A weight is negative or no number, a reward is named twice, or the weights sum to 0.
     """
     found: list[tuple[str, float]] = []
-    for term in reference.split(" + "):
-        weighted = _WEIGHT.fullmatch(term.strip())
+    for text, name in _split(reference):
         try:
-            weight = 1.0 if weighted is None else float(weighted[1])
+            weight = float(text or 1)
         except ValueError:
             weight = math.nan
         if not 0 <= weight < math.inf:
             raise ValueError(
-                f"reward {reference!r}: {term.strip()!r} must begin with a weight of 0 or more, as 0.5 * NAME; a "
+                f"reward {reference!r}: '{text} * {name}' must begin with a weight of 0 or more, as 0.5 * NAME; a "
                 "penalty is a reward that returns negative scores"
             )
-        found.append((term.strip() if weighted is None else weighted[2].strip(), weight))
+        found.append((name, weight))
     if len({name for name, _ in found}) < len(found):
         raise ValueError(f"reward {reference!r}: a reward is named twice; add its weights")
     if not sum(weight for _, weight in found) > 0:
@@ -49,13 +54,12 @@ def reward_terms(reference: str) -> tuple[tuple[str, float], ...]:
 
 def each_name(reference: str, change: Callable[[str], str]) -> str:
     """Return ``reference`` with the name of each of its rewards changed; weights are unchanged."""
-    split = [term.rpartition(" * ") for term in reference.split(" + ")]
-    return " + ".join(f"{weight}{times}{change(name)}" for weight, times, name in split)
+    return " + ".join(f"{weight} * {change(name)}" if weight else change(name) for weight, name in _split(reference))
 
 
 def reward_names(reference: str) -> list[str]:
     """Return the names of the rewards in ``reference``. The first one decides whether a response is right."""
-    return [term.rpartition(" * ")[2] for term in reference.split(" + ")]
+    return [name for _, name in _split(reference)]
 
 
 def live_names(reference: str) -> list[str]:
