@@ -520,6 +520,18 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _muon_has_whole_matrices(self) -> Self:
+        optimizer = self.optimizer
+        if optimizer.kind == "muon" and self.cluster is not None:
+            raise ValueError(
+                'optimizer.kind = "muon" with [cluster]: each rank has some rows of a matrix, and Muon needs all of '
+                'them; set optimizer.kind = "adamw", or leave [cluster] out'
+            )
+        if optimizer.kind == "adamw" and "momentum" in optimizer.model_fields_set:
+            raise ValueError('optimizer.momentum is Muon\'s: set optimizer.kind = "muon", or leave it out')
+        return self
+
+    @model_validator(mode="after")
     def _experts_can_be_replayed(self) -> Self:
         if not self.model.router_replay:
             return self
