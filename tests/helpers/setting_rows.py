@@ -469,6 +469,8 @@ OPTIMIZER = [
     *_under(
         "optimizer",
         [
+            ("kind", ("adamw", "muon"), "run", WEIGHTS, SHORT),
+            ("momentum", (0.95, 0.5), "run", WEIGHTS, {**SHORT, "optimizer.kind": "muon"}),
             ("learning_rate", (0.02, 0.01), "run", ("rates", WEIGHTS), SHORT),
             ("warmup_steps", (0, 4), "run", ("rates", WEIGHTS), SHORT),
         ],

@@ -87,8 +87,14 @@ class AdamWConfig(Section):
 
 
 class OptimizerConfig(AdamWConfig):
-    """AdamW, which updates the policy."""
+    """Optimizer that updates the policy: AdamW, or Muon for the matrices of the decoder layers."""
 
+    kind: Literal["adamw", "muon"] = "adamw"
+    """``adamw``, or ``muon``: torch's Muon (orthogonalised momentum) for the matrices of the decoder layers or the
+    adapters, and AdamW for embeddings, head, norms and biases. Both use ``learning_rate``; Muon's is scaled so that its
+    updates are as large as AdamW's. Not with ``[cluster]``."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Momentum of Muon."""
     learning_rate: float = Field(default=1e-6, gt=0)
     """Learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)

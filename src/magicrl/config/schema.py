@@ -520,6 +520,20 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _muon_has_whole_matrices(self) -> Self:
+        optimizer = self.optimizer
+        if optimizer.kind == "muon" and self.cluster is not None:
+            raise ValueError(
+                'optimizer.kind = "muon" with [cluster]: each rank has some rows of a matrix, and Muon needs all of '
+                'them; set optimizer.kind = "adamw", or leave [cluster] out'
+            )
+        # A run's written recipe holds the default too.
+        default = type(optimizer).model_fields["momentum"].default
+        if optimizer.kind == "adamw" and optimizer.momentum != default:
+            raise ValueError('optimizer.momentum is Muon\'s: set optimizer.kind = "muon", or leave it out')
+        return self
+
+    @model_validator(mode="after")
     def _experts_can_be_replayed(self) -> Self:
         if not self.model.router_replay:
             return self

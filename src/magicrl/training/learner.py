@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.loss_terms import LossMetrics
-from magicrl.config.schema import AdamWConfig, ModelConfig
+from magicrl.config.schema import AdamWConfig, ModelConfig, OptimizerConfig
 from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer, scorer_settings
@@ -222,8 +222,9 @@ class ReferenceModel:
         return self._scorer.score(samples, temperature)
 
 
-# Torch's names of AdamW's two moments.
+# Torch's names of AdamW's two moments, and of Muon's one.
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+_MUON = ("momentum_buffer",)
 # Values per buffer: 4 MiB in float32.
 _WIDEN_CHUNK = 1 << 20
 # Values per partial sum in float32. The partial sums are added in float64.
@@ -268,14 +269,29 @@ class MasterOptimizer:
             # Added at once, so that at most one layer's gradients exist twice.
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
         self._shared = all(m is self._compute[name] for name, m in self._masters.items())
+        muon = config if isinstance(config, OptimizerConfig) and config.kind == "muon" else None
+        matrices = set[str]() if muon is None else muon_matrices(parameters)
+        self._moments = {name: _MUON if name in matrices else _MOMENTS for name in self._masters}
         # Each step sets its own learning rate.
         self._adam = torch.optim.AdamW(
-            list(self._masters.values()),
+            # A group, because it may be empty: adapters are matrices.
+            [{"params": [master for name, master in self._masters.items() if name not in matrices]}],
             betas=(config.beta1, config.beta2),
             eps=config.eps,
             weight_decay=config.weight_decay,
             fused=True,
         )
+        self._optimizers: list[torch.optim.Optimizer] = [self._adam]
+        if muon is not None:
+            self._optimizers.append(
+                torch.optim.Muon(
+                    [self._masters[name] for name in self._masters if name in matrices],
+                    momentum=muon.momentum,
+                    weight_decay=muon.weight_decay,
+                    # Updates as large as AdamW's, so that its learning rates and decay fit (arXiv 2502.16982).
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
         self.steps = 0
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
@@ -370,15 +386,16 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Clip the gradients to ``max_grad_norm``, make one AdamW step, refresh the model's copy."""
+        """Clip the gradients to ``max_grad_norm``, make one step of each optimizer, refresh the model's copy."""
         gradients = self.gradients().values()
         if gradient_norm > self._config.max_grad_norm:
             for gradient in gradients:
                 gradient.mul_(self._config.max_grad_norm / gradient_norm)
-        # AdamW multiplies its decay by the learning rate, so warm-up scales it too.
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate
-        self._adam.step()
+        # Both multiply their decay by the learning rate, so warm-up scales it too.
+        for optimizer in self._optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate
+            optimizer.step()
         self.steps += 1
         self.loss_scale.passed()
         self.forget()
@@ -402,13 +419,15 @@ class MasterOptimizer:
     def state(self) -> dict[str, Any]:
         """Return ``weights/<name>``, ``exp_avg/<name>``, ``exp_avg_sq/<name>`` (from the first step on) and ``meta``.
 
+        A matrix of Muon has ``momentum_buffer/<name>`` instead.
+
         The tensors are not copies: they change with the next step.
         """
         tensors = {f"weights/{name}": master.detach() for name, master in self._masters.items()}
         for name, master in self._masters.items():
-            for moment in _MOMENTS:
-                if master in self._adam.state:
-                    tensors[f"{moment}/{name}"] = self._adam.state[master][moment]
+            for optimizer in self._optimizers:
+                if master in optimizer.state:
+                    tensors |= {f"{moment}/{name}": optimizer.state[master][moment] for moment in self._moments[name]}
         return {**tensors, "meta": self.meta()}
 
     def meta(self) -> dict[str, Any]:
@@ -426,18 +445,24 @@ class MasterOptimizer:
         expected = {f"weights/{name}": master.shape for name, master in self._masters.items()}
         # AdamW has no moments before its first step.
         if steps:
-            expected |= {f"{m}/{name}": master.shape for name, master in self._masters.items() for m in _MOMENTS}
+            expected |= {
+                f"{m}/{name}": master.shape for name, master in self._masters.items() for m in self._moments[name]
+            }
         given = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
         check_state_shapes("the checkpoint", given, expected)
-        self._adam.state.clear()
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
         for name, master in self._masters.items():
             master.copy_(state[f"weights/{name}"])
             if steps:
                 # On the master's device and in its precision, wherever the state was read.
-                self._adam.state[master] = {
-                    "step": torch.tensor(float(steps), device=master.device),
-                    **{m: torch.empty_like(master).copy_(state[f"{m}/{name}"]) for m in _MOMENTS},
+                moments: dict[str, Any] = {
+                    moment: torch.empty_like(master).copy_(state[f"{moment}/{name}"]) for moment in self._moments[name]
                 }
+                if self._moments[name] is _MUON:
+                    self._optimizers[-1].state[master] = moments
+                else:
+                    self._adam.state[master] = {"step": torch.tensor(float(steps), device=master.device), **moments}
         self.steps = steps
         self.loss_scale.restore(state["meta"])
         self.forget()
@@ -448,6 +473,19 @@ class MasterOptimizer:
             for name, parameter in self._compute.items():
                 # Rounded from the master each time, so that rounding errors do not add up.
                 parameter.data.copy_(self._masters[name])
+
+
+def muon_matrices(parameters: Mapping[str, Tensor]) -> set[str]:
+    """Return the names of the parameters that Muon updates: matrices, without embeddings and head.
+
+    Raises:
+        ValueError: There is no such matrix.
+    """
+    outer = {"embed_tokens", "lm_head", "wte", "wpe", "embed_in", "embed_out"}
+    found = {name for name, value in parameters.items() if value.ndim == 2 and not outer & set(name.split("."))}
+    if not found:
+        raise ValueError('"muon": this model trains no matrix in its decoder layers; use "adamw"')
+    return found
 
 
 def check_state_shapes(

@@ -93,6 +93,8 @@ def _flat(state: Mapping[str, Any], prefix: str, name: str) -> Tensor:
 def own_part(config: TrainConfig, update: RepeatedUpdate) -> Tensor:
     """Return the part of an update that its own gradient causes, without earlier moments and decay, ``[P]`` float32."""
     optimizer, before, after = config.optimizer, update.before, update.after
+    if optimizer.kind == "muon":
+        raise ValueError('optimizer.kind = "muon": explain can take apart AdamW updates only; its list of steps works')
     names = weight_names(before)
     # Float32 is as precise as the learner's own state and needs half of the gradients' memory.
     found, at = torch.zeros(sum(before[f"weights/{name}"].numel() for name in names)), 0

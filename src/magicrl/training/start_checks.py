@@ -37,6 +37,7 @@ from magicrl.records import Problem
 from magicrl.registry import resolve
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.vllm_engine import check_engine_args, vllm_missing
+from magicrl.training.learner import muon_matrices
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import demonstrated_keys, finished_model, start_policy, supervised_start, trial_batches
@@ -279,6 +280,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         except ValueError as error:
             raise RecipeError(str(error), key="model.router_replay") from error
     _check_start_adapters(config.model, policy, base)
+    if config.optimizer.kind == "muon":
+        try:
+            muon_matrices(dict(policy.model.named_parameters()))
+        except ValueError as error:
+            raise RecipeError(str(error), key="optimizer.kind") from error
     if config.model.exact:
         try:
             check_exact(policy.model)
