@@ -16,6 +16,7 @@ Four kinds of log-probability are never confused:
 * ``old_logprobs``      the learner's own, taken before the step's first update: denominator of rho;
 * ``sampler_logprobs``  what the rollout engine reported while sampling;
 * ``ref_logprobs``      the frozen reference model's.
+* ``teacher_logprobs``  the teacher's, with its own prompt.
 
 Where an environment takes part, a response holds its observations as well: the model reads them, and that is all. Every
 count, mean and loss over response tokens is over those that were sampled.
@@ -307,6 +308,7 @@ class TrainSample:
             mask keeps its tokens here: only its advantage is 0.
         old_logprobs: ``[T]``, None with a single SGD step (rho is then exactly 1).
         ref_logprobs: ``[T]``, None without a reference.
+        teacher_logprobs: ``[T]``, None without a teacher.
         policy_mask: ``[T]`` bool, False where the token leaves the policy term (and stays in everything else: T_k,
             entropy, KL); None when every token is in it.
         version_spans: as in `Completion`.
@@ -323,6 +325,7 @@ class TrainSample:
     loss_mask: NDArray[np.bool_] | None = None
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
+    teacher_logprobs: FloatArray | None = None
     policy_mask: NDArray[np.bool_] | None = None
     version_spans: VersionSpans = ()
     experts: ExpertArray | None = None

@@ -17,7 +17,9 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
-CONTROLS = Controls(alpha=0.02, clip_low=0.2, clip_high=0.25, temperature=0.8, kl_coefficient=0.1)
+CONTROLS = Controls(
+    alpha=0.02, clip_low=0.2, clip_high=0.25, temperature=0.8, kl_coefficient=0.1, teacher_coefficient=0.3
+)
 LOSSES = ("magic", "grpo", "gspo", "dr_grpo", "cispo", "scalerl", "dppo")
 
 
@@ -62,7 +64,13 @@ def off_policy_samples(dtype: torch.dtype) -> list[TrainSample]:
         return frozen_floats(values + rng.normal(0, scale, len(values)))
 
     return [
-        replace(s, old_logprobs=near(v, 0.3), ref_logprobs=near(v, 0.5), sampler_logprobs=near(v, 0.4))
+        replace(
+            s,
+            old_logprobs=near(v, 0.3),
+            ref_logprobs=near(v, 0.5),
+            teacher_logprobs=near(v, 0.6),
+            sampler_logprobs=near(v, 0.4),
+        )
         for s, v in zip(plain, logprobs, strict=True)
     ]
 

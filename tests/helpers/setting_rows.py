@@ -449,6 +449,21 @@ REFERENCE = _under(
 )
 
 
+TEACHER_KL = "metrics/learner/teacher_kl"
+UNREJECTED = {**SHORT, "algorithm.reject_zero_advantage": False}
+TAUGHT = {**UNREJECTED, "teacher.model": "other-model"}
+TEACHER = _under(
+    "teacher",
+    [
+        ("model", ("other-model", LEFT_OUT), "run", TEACHER_KL, {**UNREJECTED, "teacher.prompt": "{prompt}"}),
+        ("server", ("http://localhost:9/v1", "http://localhost:9/v2"), "checks", "error", UNREJECTED),
+        ("prompt", (LEFT_OUT, "{prompt} 1"), "run", TEACHER_KL, TAUGHT),
+        ("coefficient", (1.0, 0.5), "run", WEIGHTS, TAUGHT),
+        ("with_rewards", (False, True), "run", WEIGHTS, TAUGHT),
+    ],
+)
+
+
 def optimizer_rows(observer: str, recipe: str, short: Mapping[str, Any]) -> list[Row]:
     """AdamW's rows, but for the learning rate."""
     return _under(
@@ -780,6 +795,7 @@ ROWS: tuple[Row, ...] = (
     *ALGORITHM,
     *ENTROPY,
     *REFERENCE,
+    *TEACHER,
     *OPTIMIZER,
     *STAGES,
     *EVALUATION,

@@ -60,6 +60,7 @@ class LossInputs:
     old_logprobs: Tensor | None = None
     sampler_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None
+    teacher_logprobs: Tensor | None = None
     entropy: Tensor | None = None
     group_index: Tensor | None = None
     policy_version: Tensor | None = None
@@ -90,6 +91,7 @@ def loss_terms(
     *,
     alpha: float = 0.0,
     beta: float = 0.0,
+    teacher: float = 0.0,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     coefficients: Mapping[str, float] = MappingProxyType({}),
@@ -109,6 +111,7 @@ def loss_terms(
             ``sample_index``.
         alpha: Coefficient of the entropy.
         beta: Coefficient of k3.
+        teacher: Weight of (log pi_teacher - log pi_old), which is added to each token's advantage.
         clip_low: eps_low.
         clip_high: eps_high.
         coefficients: Further coefficients of the controller, by name.
@@ -119,7 +122,7 @@ def loss_terms(
     Raises:
         ValueError: The inputs of a requested term are missing.
     """
-    _check(row, inputs, alpha=alpha, beta=beta, correction=correction)
+    _check(row, inputs, alpha=alpha, beta=beta, teacher=teacher, correction=correction)
     mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
     assert own.old_logprobs is not None
     weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
@@ -133,12 +136,15 @@ def loss_terms(
         counts = zeros.detach().index_add(0, index, mask.to(log_ratio.dtype))
         log_ratio = (totals / counts.clamp(min=1))[index]
     ratio = log_ratio.exp()
+    advantages = own.advantages.to(own.logprobs.dtype)
+    if teacher and own.teacher_logprobs is not None:
+        advantages = advantages + teacher * (own.teacher_logprobs - own.old_logprobs)
     shared: dict[str, Any] = {name: getattr(own, name) for name in CorrectionInputs._fields if name != "cap"}
     surrogate = row.surrogate(
         SurrogateInputs(
             ratio=ratio,
             logprobs=own.logprobs,
-            advantages=own.advantages.to(own.logprobs.dtype),
+            advantages=advantages,
             clip_low=clip_low,
             clip_high=clip_high,
             ref_logprobs=own.ref_logprobs,
@@ -167,6 +173,7 @@ def loss_terms(
 
     clipped = surrogate.clipped & mask
     per_token = {"clipped": clipped, "ratio": ratio, "entropy": own.entropy, "kl": kl, "correction": corrected}
+    per_token["teacher_kl"] = None if own.teacher_logprobs is None else own.old_logprobs - own.teacher_logprobs
     metrics = _measure(own, {"loss": loss, "policy_loss": policy_loss}, per_token, corrected_by=correction)
     return LossOutputs(loss=loss, clipped=clipped, ratio=ratio.detach(), metrics=metrics)
 
@@ -187,11 +194,14 @@ def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
         old_logprobs=old,
         sampler_logprobs=select(inputs.sampler_logprobs, old),
         ref_logprobs=select(inputs.ref_logprobs),
+        teacher_logprobs=select(inputs.teacher_logprobs),
         entropy=select(inputs.entropy),
     )
 
 
-def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, correction: Correction) -> None:
+def _check(
+    row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, teacher: float, correction: Correction
+) -> None:
     tokens = inputs.logprobs.shape
     for name in (field.name for field in fields(inputs)):
         value = getattr(inputs, name)
@@ -201,6 +211,8 @@ def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, corre
         raise ValueError(f"alpha = {alpha} needs the policy's entropies")
     if beta and inputs.ref_logprobs is None:
         raise ValueError(f"beta = {beta} needs the reference's log-probs")
+    if teacher and inputs.teacher_logprobs is None:
+        raise ValueError(f"teacher = {teacher} needs the teacher's log-probs")
     if correction is not NONE and inputs.sampler_logprobs is None:
         raise ValueError(f"correction {correction.name!r} needs the sampler's log-probs")
     if "ref_logprobs" in row.needs and inputs.ref_logprobs is None:
@@ -232,6 +244,7 @@ def _measure(
     summed = {
         **per_token,
         "kl_tokens": None if per_token["kl"] is None else mask,
+        "teacher_tokens": None if per_token["teacher_kl"] is None else mask,
         "sampler_gap": log_gap.abs(),
         # k3 with r = pi_old / pi_sampler. The sampler drew the tokens, so its mean is KL(sampler || learner).
         "sampler_kl": log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap,
@@ -259,7 +272,8 @@ class LossMetrics:
     Attributes:
         sums: Values that add up over micro-batches: ``loss`` and ``policy_loss`` (weighted shares), and plain sums over
             loss tokens: ``tokens``, ``clipped``, ``ratio``, ``entropy``, ``kl``, ``kl_tokens`` (tokens with a
-            reference), ``sampler_gap``, ``sampler_kl``, ``correction``, ``corrected``.
+            reference), ``teacher_kl`` (log pi_old - log pi_teacher), ``teacher_tokens``, ``sampler_gap``,
+            ``sampler_kl``, ``correction``, ``corrected``.
         maxima: ``ratio``, ``sampler_gap``.
         minima: ``ratio``.
     """
@@ -284,11 +298,14 @@ class LossMetrics:
 
         ``clip_ratio`` is the share of clipped tokens, ``sampler_gap_*`` the absolute difference of old and sampler
         log-probs, ``sampler_kl`` the k3 estimate of KL(sampler || learner), ``corrected_ratio`` the share of tokens
-        that a sampler correction capped or masked. ``kl`` exists only with a reference model.
+        that a sampler correction capped or masked. ``kl`` exists only with a reference model, ``teacher_kl`` (an
+        estimate of KL(pi_old || teacher)) only with a teacher.
         """
         total = {k: float(v) for k, v in self.sums.items()}
         tokens = max(total["tokens"], 1.0)
         kl = {"kl": total["kl"] / total["kl_tokens"]} if total["kl_tokens"] else {}
+        if total["teacher_tokens"]:
+            kl["teacher_kl"] = total["teacher_kl"] / total["teacher_tokens"]
         return {
             "loss": total["loss"],
             "policy_loss": total["policy_loss"],

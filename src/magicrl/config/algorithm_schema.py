@@ -1,4 +1,4 @@
-"""Recipe tables ``[algorithm]``, ``[entropy]`` and ``[reference]``: the loss that an update minimises."""
+"""Recipe tables ``[algorithm]``, ``[entropy]``, ``[reference]`` and ``[teacher]``: the loss of an update."""
 
 from __future__ import annotations
 
@@ -122,4 +122,36 @@ class ReferenceConfig(Section):
     def _beta_only_in_the_loss(self) -> Self:
         if (self.mode == "loss") != (self.coefficient > 0):
             raise ValueError('reference.coefficient > 0 goes with reference.mode = "loss", and only with it')
+        return self
+
+
+class TeacherConfig(Section):
+    """On-policy distillation: coefficient x (the teacher's log-prob - the policy's) is added to each token's advantage.
+
+    The teacher has the policy's tokenizer. `algorithm.reject_zero_advantage` must be false: a teacher also teaches
+    where all rewards of a group are equal (docs/guides/models.md#distillation).
+    """
+
+    model: FolderOrName | None = None
+    """Folder or hub name of the teacher, or its name on the ``server``. Default: the policy itself, which then needs a
+    ``prompt``."""
+    server: str | None = None
+    """Address of a vLLM server with the teacher, as ``http://localhost:8000/v1``. Needed with `[cluster]`."""
+    prompt: str | None = Field(default=None, min_length=1)
+    """The teacher's prompt, in which ``{prompt}`` and ``{reference}`` stand for the problem's text and reference
+    answer. Default: the policy's prompt."""
+    coefficient: float = Field(default=1.0, gt=0)
+    """Weight of the difference in the advantage."""
+    with_rewards: bool = False
+    """Whether the advantages of the rewards count too. Otherwise the rewards are only measured."""
+
+    @model_validator(mode="after")
+    def _somebody_knows_more(self) -> Self:
+        if self.server is None and self.model is None and self.prompt is None:
+            raise ValueError(
+                "[teacher] names neither a model nor a server, so that the policy would teach itself what it knows: "
+                "set teacher.model, teacher.server, or a teacher.prompt with {reference}"
+            )
+        if self.prompt is not None and "{prompt}" not in self.prompt:
+            raise ValueError("teacher.prompt does not hold {prompt}, so that the teacher would not see the problem")
         return self

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, ReferenceConfig
+from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, ReferenceConfig, TeacherConfig
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.model_schema import AdamWConfig, DType, ModelConfig, OptimizerConfig, TinyModelConfig
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference, reference_to
@@ -416,6 +416,8 @@ class TrainConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     entropy: EntropyConfig = EntropyConfig()
     reference: ReferenceConfig = ReferenceConfig()
+    teacher: TeacherConfig | None = None
+    """Teacher of on-policy distillation. Without this table there is none."""
     optimizer: OptimizerConfig = OptimizerConfig()
     stages: tuple[StageConfig, ...] = Field(min_length=1)
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -517,6 +519,28 @@ class TrainConfig(Section):
                     f"algorithm.advantage_k = {k} is above stages.{number}.group_size = {stage.group_size}: "
                     "pass@k needs k responses of a prompt; take a smaller k or larger groups"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _teacher_can_score(self) -> Self:
+        teacher = self.teacher
+        if teacher is None:
+            return self
+        if self.algorithm.reject_zero_advantage:
+            raise ValueError(
+                "[teacher] with algorithm.reject_zero_advantage = true: groups with equal rewards would be left out, "
+                "and the teacher teaches there too; set algorithm.reject_zero_advantage = false"
+            )
+        if self.cluster is not None and teacher.model is not None and teacher.server is None:
+            raise ValueError(
+                "teacher.model with [cluster]: no process of the cluster holds the teacher; serve it with vLLM and set "
+                "teacher.server"
+            )
+        if teacher.server is not None and self.rollout.temperature != 1.0:
+            raise ValueError(
+                f"teacher.server with rollout.temperature = {self.rollout.temperature:g}: a server returns log-probs "
+                "of temperature 1; set rollout.temperature = 1, or use teacher.model without a server"
+            )
         return self
 
     @model_validator(mode="after")

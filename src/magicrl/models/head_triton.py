@@ -1,4 +1,5 @@
 # pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportIndexIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false
 """The head's two passes over the logits as Triton kernels. No logit of the forward pass reaches memory.
 
 Import it only where Triton is installed. A program of the forward pass multiplies its rows with one tile of words after

@@ -192,7 +192,7 @@ MOST_ROWS = 8
 MOST_WORKERS = 12
 """Maximum number of workers of a step in addition to the run's own process: those that worked longest and shortest."""
 MOST_BARS = 24
-_COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5}
+_COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5, "teacher_logprobs": 4}
 
 
 class TimelineSpan(NamedTuple):

@@ -29,6 +29,7 @@ from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner, Reference
 from magicrl.training.sft import run_sft, supervised_start
 from magicrl.training.start_checks import Ready, RunData, with_needed_reference
+from magicrl.training.teacher import Teacher, make_teacher
 from magicrl_verifiers.records import VerifierService
 from magicrl_verifiers.secrets import without_secrets
 
@@ -46,6 +47,7 @@ class Built:
         learner: Learner with the trained weights.
         engine: Rollout engine, without weights yet.
         reference: Reference model, or None.
+        teacher: Teacher of on-policy distillation, or None.
         devices: Number of accelerators, or of machines without any, that the run uses.
     """
 
@@ -55,6 +57,7 @@ class Built:
     learner: Learner
     engine: RolloutEngine
     reference: Reference | None
+    teacher: Teacher | None
     devices: int
 
     def facts(self) -> dict[str, Any]:
@@ -170,6 +173,7 @@ def build_run(config: TrainConfig, ready: Ready, start: Path | str, parts: Local
         learner=learner,
         engine=engine,
         reference=parts.reference(start, learner),
+        teacher=make_teacher(config, policy, learner),
         devices=parts.devices,
     )
 

@@ -51,6 +51,7 @@ ACCURACY, FINISHED_ACCURACY = "train/accuracy/mean", "train/accuracy_nontruncate
 MEAN_REWARD = "train/reward/mean"
 NOT_JUDGED = "train/not_judged/ratio"
 LENGTH, TRUNCATION, REJECTED = "length/mean", "train/truncation/ratio", "groups/rejected/ratio"
+TEACHER_KL = "learner/teacher_kl"
 CLIPPED, SGD_STEPS, SAMPLER_GAP = "learner/clip_ratio", "learner/sgd_steps", "learner/sampler_gap_mean"
 
 
@@ -204,10 +205,16 @@ def early_plateau(series: Series) -> str | None:
 @rule(
     "warning",
     *STEP_KEYS,
+    TEACHER_KL,
     remedy="By cause: a larger T, a form of answer that the verifier reads, or other problems.",
 )
 def groups_rejected(series: Series) -> SampledAnswers | None:
-    """More than three quarters of the groups without any advantage over ten steps, or all of them in three."""
+    """More than three quarters of the groups without any advantage over ten steps, or all of them in three.
+
+    A teacher teaches in these groups too.
+    """
+    if TEACHER_KL in series[-1].values:
+        return None
     often, three = last(series, 2 * RECENT, REJECTED), last(series, 3, REJECTED)
     if (often and mean(often) > 0.75) or (three and min(three) == 1):
         return answers_in(series[-2 * RECENT :])

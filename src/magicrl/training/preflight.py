@@ -216,6 +216,8 @@ class Facts:
     """Fixed entropy coefficient of the recipe, 0 with another controller."""
     kl_coefficient: float
     """Largest beta of all stages; 0 without a reference in the loss."""
+    taught: bool
+    """Whether a teacher gives every token an advantage."""
     seconds: float
 
 
@@ -269,6 +271,7 @@ def measure(
         temperature=config.rollout.temperature,
         alpha=(config.entropy.alpha or 0.0) if config.entropy.controller == "fixed" else 0.0,
         kl_coefficient=max(config.in_stage(i).reference.coefficient for i in range(len(config.stages))),
+        taught=config.teacher is not None,
         seconds=time.perf_counter() - began,
     )
 
@@ -389,6 +392,7 @@ class _Bench:
             sampler=PromptSampler(self._problems, seed=config.run.seed),
             controller=entropy_controller(config.entropy),
             reference=self._built.reference,
+            teacher=self._built.teacher,
         )
         steps: list[StepMetrics] = []
         moved: tuple[float, float] | None = None

@@ -281,7 +281,13 @@ _NAMES: dict[Cause, str] = {
 
 
 def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
-    """Too few groups with an advantage, by the cause of the diagnosis, unless a fault above explains it."""
+    """Too few groups with an advantage, by the cause of the diagnosis, unless a fault above explains it.
+
+    With a teacher every group teaches.
+    """
+    if facts.taught:
+        yield from _limit(facts)
+        return
     seen = facts.learnable
     found = diagnose(seen.answers)
     causes = {

@@ -22,6 +22,7 @@ class Controls:
         temperature: tau. Divides the logits before log-probs and entropy are computed.
         learning_rate: Learning rate of this update.
         kl_coefficient: beta of the k3 term.
+        teacher_coefficient: Weight of the teacher in each token's advantage.
         coefficients: Further coefficients of the controller by name, for loss rows that read them.
     """
 
@@ -31,6 +32,7 @@ class Controls:
     temperature: float = 1.0
     learning_rate: float = 1e-6
     kl_coefficient: float = 0.0
+    teacher_coefficient: float = 0.0
     coefficients: Mapping[str, float] = field(default_factory=dict[str, float])
 
 

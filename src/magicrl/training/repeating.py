@@ -47,6 +47,7 @@ from magicrl.training.recorder import NullObserver
 from magicrl.training.session import StopRequest, open_session
 from magicrl.training.start_checks import check_run
 from magicrl.training.step import StepResult, Trainer, buffer_samples
+from magicrl.training.teacher import make_teacher
 
 COPIES = 7
 """Number of float64 copies of the weights that an attribution holds in addition to the learner."""
@@ -629,7 +630,8 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> tuple[StepResul
     """
     parts, state = LocalParts(config), repeated.checkpoint.state
     stage, start = repeated.metrics.stage, repeated.learner.start
-    learner = NotingLearner(config, parts.policy(start))
+    policy = parts.policy(start)
+    learner = NotingLearner(config, policy)
     learner.restore(repeated.checkpoint.learner_state())
     rejudged = any(setting.startswith("reward=") for setting in words.split())
     problems = [group.group.request.problem for group in repeated.groups]
@@ -649,6 +651,7 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> tuple[StepResul
             sampler=_Drawn(problems),
             controller=controller,
             reference=make_reference(config, start),
+            teacher=make_teacher(config, policy, learner),
         )
         trainer.restore(join_state("trainer", repeated.checkpoint.tensors, {**state["trainer"], "again": []}))
         if config.entropy.controller == repeated.config.entropy.controller:

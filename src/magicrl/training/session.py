@@ -330,6 +330,7 @@ class Session:
             sampler=self._sampler,
             controller=entropy_controller(config.entropy),
             reference=built.reference,
+            teacher=built.teacher,
             progress=observer.progress,
         )
         # Their state is in ``state.json`` of a checkpoint, next to that of learner, engine and trainer.

@@ -41,6 +41,7 @@ from magicrl.training.learner import muon_matrices
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import demonstrated_keys, finished_model, start_policy, supervised_start, trial_batches
+from magicrl.training.teacher import check_teacher
 from magicrl_verifiers.table import verifier_spec
 
 _log = logging.getLogger(__name__)
@@ -317,6 +318,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
     observed = _check_environments(config, data, encoder)
     check_context(config, policy, longest, observed)
+    teacher = check_teacher(config, policy, data.train, observed)
     # Check that files that are read later can be read.
     if config.reference.model is not None:
         with under("reference.model"):
@@ -328,7 +330,12 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     # The memory of other machines cannot be checked here.
     if here and shape is not None:
         counted = with_needed_reference(config)
-        _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest + observed))
+        _check_memory(
+            "model",
+            config.model,
+            device,
+            lambda model: run_terms(counted, model, shape, longest + observed) | {"teacher": teacher},
+        )
     return Ready(data=data, policy=policy if config.start.model is not None and here else None)
 
 

@@ -55,6 +55,7 @@ from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped
 from magicrl.training.rollout_queue import RolloutQueue
+from magicrl.training.teacher import Teacher
 from magicrl_verifiers.records import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
@@ -92,11 +93,13 @@ class Trainer:
         sampler: PromptSampler,
         controller: EntropyController,
         reference: Reference | None = None,
+        teacher: Teacher | None = None,
         progress: Callable[[str, int, int], None] = lambda _what, _done, _of: None,
     ) -> None:
         self._recipe = config
         self._config = config  # with the settings of the current stage
         self._engine, self._learner, self._reference = engine, learner, reference
+        self._teacher = teacher
         self._sampler, self._progress = sampler, progress
         self.controller = controller
         self._queue = RolloutQueue(config, engine, judge, encode, sampler, progress)
@@ -247,6 +250,8 @@ class Trainer:
         )
         if not samples:
             return []
+        if self._config.teacher is not None and not self._config.teacher.with_rewards:
+            samples = [dataclasses.replace(sample, advantage=0.0) for sample in samples]
         # Old log-probs are computed once, before the first update. With a single update they would equal the loss's own
         # log-probs and rho would be exactly 1, so the forward pass is saved.
         several = stage.num_minibatches * algorithm.reuse > 1 and "old_logprobs" in objective.needs
@@ -260,6 +265,10 @@ class Trainer:
         if self._reference is not None and wanted:
             with clock.measure("other", "ref_logprobs"):
                 samples = with_ref_logprobs(samples, self._reference.logprobs(samples, tau)[0])
+        if self._teacher is not None:
+            with clock.measure("other", "teacher_logprobs"):
+                asked = [kept[sample.group_index].group.request.problem for sample in samples]
+                samples = with_teacher_logprobs(samples, self._teacher(samples, asked, tau))
         return samples
 
     def _batches(self, samples: Sequence[TrainSample], stage: StageConfig) -> list[TrainBatch]:
@@ -304,6 +313,7 @@ class Trainer:
                 temperature=self._config.rollout.temperature,
                 learning_rate=optimizer.learning_rate * warm,
                 kl_coefficient=self._config.reference.coefficient,
+                teacher_coefficient=0.0 if self._config.teacher is None else self._config.teacher.coefficient,
             )
             with clock.measure("train"):
                 updates.append(learner.update(batch, controls))
@@ -468,6 +478,12 @@ def with_ref_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatAr
     """Return the samples with the reference model's log-probs."""
     pairs = zip(samples, logprobs, strict=True)
     return [dataclasses.replace(sample, ref_logprobs=array) for sample, array in pairs]
+
+
+def with_teacher_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
+    """Return the samples with the teacher's log-probs."""
+    pairs = zip(samples, logprobs, strict=True)
+    return [dataclasses.replace(sample, teacher_logprobs=array) for sample, array in pairs]
 
 
 def with_policy_mask(

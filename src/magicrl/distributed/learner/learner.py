@@ -597,7 +597,7 @@ class DistributedLearner:
                     f"token {top if top >= vocab else low} lies outside the vocabulary of {vocab} words: "
                     "is this the model's tokenizer?"
                 )
-        for kind in ("old_logprobs", "sampler_logprobs", "ref_logprobs"):
+        for kind in ("old_logprobs", "sampler_logprobs", "ref_logprobs", "teacher_logprobs"):
             have = sum(getattr(s, kind) is not None and len(getattr(s, kind)) > 0 for s in samples)
             if 0 < have < len(samples):
                 raise ValueError(f"{have} of {len(samples)} samples have {kind}; all of them need it, or none")

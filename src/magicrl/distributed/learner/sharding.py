@@ -495,6 +495,7 @@ NOTHING = TrainSample(
     loss_mask=np.zeros(1, dtype=np.bool_),
     old_logprobs=frozen_floats([0.0]),
     ref_logprobs=frozen_floats([0.0]),
+    teacher_logprobs=frozen_floats([0.0]),
     policy_mask=np.ones(1, dtype=np.bool_),
 )
 """Sample without loss. A rank passes it through the model while other ranks still have work."""
