@@ -59,6 +59,7 @@ def test_a_token_without_loss_counts_in_nothing() -> None:
     logprobs = torch.tensor([-1.0, -2.0], dtype=torch.float64, requires_grad=True)
     teacher = torch.tensor([-0.5, -torch.inf], dtype=torch.float64)
     outputs = terms(logprobs, teacher, torch.ones(2), teacher=1.0, loss_mask=torch.tensor([True, False]))
+    assert outputs.loss.item() == -0.5
     outputs.loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == [-0.5, 0.0]
