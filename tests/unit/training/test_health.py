@@ -177,6 +177,8 @@ def test_a_good_run_has_no_finding() -> None:
         ("early_plateau", run(140, (1, 41), train__accuracy__mean=ramp(0.3, 0.6, 40))),
         ("early_plateau", run(120, train__accuracy__mean=ramp(0.3, 0.97, 30))),
         ("groups_rejected", run(40, groups__rejected__ratio=flat(0.6))),
+        # a teacher teaches in these groups
+        ("groups_rejected", run(40, groups__rejected__ratio=flat(1.0), learner__teacher_kl=flat(0.1))),
         # a single step without any signal
         (
             "groups_rejected",

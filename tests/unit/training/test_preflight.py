@@ -89,6 +89,7 @@ SOUND = Facts(
     temperature=1.0,
     alpha=0.03,
     kl_coefficient=0.05,
+    taught=False,
     seconds=10.0,
 )
 
@@ -266,6 +267,8 @@ EARNED = SOUND.reward.earned
         (replace(SOUND, alpha=0.19), {}),
         (replace(SOUND, kl_coefficient=1.0), {"kl_coefficient": "stop"}),
         (replace(SOUND, kl_coefficient=0.99), {}),
+        # a teacher teaches where no group has an advantage
+        (replace(answers(NONE, correct=0.0, truncated=0.0, answered=1.0), taught=True), {}),
     ],
 )
 def test_what_figures_mean(facts: Facts, named: dict[str, str]) -> None:
