@@ -178,7 +178,19 @@ def test_a_good_run_has_no_finding() -> None:
         ("early_plateau", run(120, train__accuracy__mean=ramp(0.3, 0.97, 30))),
         ("groups_rejected", run(40, groups__rejected__ratio=flat(0.6))),
         # a teacher teaches in these groups
-        ("groups_rejected", run(40, groups__rejected__ratio=flat(1.0), learner__teacher_kl=flat(0.1))),
+        (
+            "groups_rejected",
+            run(
+                40,
+                groups__rejected__ratio=ramp(0.5, 0.95, 20),
+                groups__sampled=flat(8),
+                train__accuracy__mean=ramp(0.6, 0.98, 20),
+                train__truncation__ratio=flat(0.0),
+                train__answered__ratio=flat(0.99),
+                stage__max_tokens=flat(64),
+                learner__teacher_kl=flat(0.1),
+            ),
+        ),
         # a single step without any signal
         (
             "groups_rejected",
