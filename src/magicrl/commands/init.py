@@ -108,11 +108,7 @@ def init(
     if minutes <= 0:
         raise RecipeError(f"--minutes must be positive, got {minutes:g}")
     began = time.perf_counter()
-    verifier = None if reward is None else check("reward", _absolute(reward_reference(reward)))
-    if verifier is not None:
-        from magicrl_verifiers.table import verifier_spec
-
-        verifier_spec(verifier)  # an error in the reward's file has no place in the data
+    verifier = None if reward is None else _checked_reward(reward)
     read = _read(data_file(data), prompt, answer, verifier)
     # torch takes seconds to import, so the data is read first
     from magicrl.models.loading import load_policy, resolve_device
@@ -132,6 +128,18 @@ def init(
     text = _write(name, read, policy, encoder, best, speed, settings, place, minutes, console, keep=output is not None)
     console.print(f"{time.perf_counter() - began:.0f} s", style="dim")
     return tomllib.loads(text)
+
+
+def _checked_reward(reward: Reward) -> str:
+    """Return the reward's reference. Raise `RecipeError` if it names nothing: its file has no place in the data."""
+    from magicrl_verifiers.table import verifier_spec
+
+    try:
+        verifier = check("reward", _absolute(reward_reference(reward)))
+        verifier_spec(verifier)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+    return verifier
 
 
 def _absolute(reference: str) -> str:

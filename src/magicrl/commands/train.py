@@ -21,7 +21,7 @@ from magicrl.commands.plan import planned
 from magicrl.commands.run_folder import Run, load_run
 from magicrl.commands.training import Progress, observed, output_folder, prepared, run_to_end, threads_kept
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import load_sft_recipe, placed_errors
+from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.overrides import Overrides as GivenOverrides
 from magicrl.config.paths import MODELS, is_unchanged
 from magicrl.config.schema import TrainConfig
@@ -112,7 +112,7 @@ command = as_command(train, _present)
 
 
 def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overrides: GivenOverrides) -> str:
-    """Return ``about 50 minutes on two CPU cores; ``: measured for a shipped recipe, else planned for this recipe.
+    """Return ``about 50 minutes on two CPU cores; ``: measured for a shipped recipe or one of `init`, else planned.
 
     Empty if the planner does not know the model, or with an accelerator. From the first step on, the display shows the
     time left.
@@ -131,6 +131,10 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
     except ValueError:
         return ""
     steps = sum(stage.max_steps for stage in config.stages)
+    # init has measured this machine: only the effect of the overrides is planned
+    if written_by_init(recipe) and (minutes := load_train_recipe(recipe, ()).run.expected_minutes):
+        _, unchanged = planned(recipe, (), None, "cpu-2core", Options(gpus=1))
+        return f"about {duration(60 * minutes * plan.hours / unchanged.hours)} from what init measured; "
     # the planner counts products, which are not what takes the time of a very small model
     time_needed = f"about {duration(plan.hours * 3600)}" if plan.hours >= 1 / 60 else "a minute or less"
     training = f"{time_needed} for at most {steps} training steps"

@@ -36,6 +36,7 @@ from magicrl.training.protocols import Controls
 from magicrl.training.sft import supervised_sample
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.secrets import without_secrets
+from magicrl_verifiers.table import verifier_spec
 
 SAMPLES = 4
 """Answers per problem and prompt template, at temperature 1."""
@@ -152,8 +153,9 @@ class FirstLook:
             policy, encoder.decode, max_rows=MAX_ROWS, memory_limit_mb=CACHE_MB, device=policy.model.device
         )
         self.engine.load_weights(dict(policy.model.named_parameters()), 0)
-        # Both: an answer is sampled once and read in two ways.
-        self._judges = {extract: VerifierConfig(extract=extract, reasoning=reasoning).pool() for extract in READS}
+        # An answer is sampled once and read in both ways. A reward function reads the whole answer: it is called once.
+        reads = READS if verifier_spec(verifier).reads_extract else READS[:1]
+        self._judges = {extract: VerifierConfig(extract=extract, reasoning=reasoning).pool() for extract in reads}
         for judge in self._judges.values():
             judge.warm_up({verifier})
         self.tokens, self.seconds = 0, 0.0
@@ -196,11 +198,13 @@ class FirstLook:
         )
         self.seconds += time.perf_counter() - began
         self.tokens += sum(group.group.num_tokens for group in boxed)
-        judge = self._judges["lenient"]
-        tickets = [judge.submit(g.group.request.problem, [c.text for c in g.group.completions]) for g in boxed]
-        lenient = [score_group(g.group, judge.result(ticket)) for g, ticket in zip(boxed, tickets, strict=True)]
-        read = {"box": boxed, "lenient": lenient}
-        return [self._look(Way(template=template, extract=extract), read[extract], max_tokens) for extract in READS]
+        read = {"box": boxed}
+        if judge := self._judges.get("lenient"):
+            tickets = [judge.submit(g.group.request.problem, [c.text for c in g.group.completions]) for g in boxed]
+            read["lenient"] = [
+                score_group(g.group, judge.result(ticket)) for g, ticket in zip(boxed, tickets, strict=True)
+            ]
+        return [self._look(Way(template=template, extract=extract), read[extract], max_tokens) for extract in read]
 
     def close(self) -> None:
         """Free the cache and stop the verifiers."""

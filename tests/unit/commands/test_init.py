@@ -47,6 +47,7 @@ from magicrl.training.recipe_proposal import (
 )
 from magicrl.training.sft import run_sft
 from magicrl.training.start_checks import check_run
+from magicrl_verifiers.table import function_spec, verifier_spec
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -295,6 +296,12 @@ def test_a_custom_reward_judges_and_stands_in_the_recipe(
     assert recipe["data"]["train"][0]["verifier"] == f"{tmp_path}/own.py:score"
 
 
+def test_a_custom_reward_is_called_once_per_answer() -> None:
+    live = function_spec("own.py:score", lambda problem, response: 1.0)
+    assert not live.reads_extract
+    assert verifier_spec("maths").reads_extract
+
+
 def test_train_without_a_recipe_needs_a_model_and_data(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="train needs a recipe, or a model and data"):
         magicrl.train(model=tmp_path)
@@ -347,8 +354,10 @@ def test_wrong_arguments_are_named_once_and_without_a_place_in_the_data(
     monkeypatch.chdir(tmp_path)
     mine = problems(Path("mine.jsonl"))
     Path("own.py").write_text("def score(problem, response):\n    return 1.0\n")
-    with pytest.raises(ValueError, match=r"^reward '[^']*own.py:scor'.*did you mean 'score'\?"):
+    with pytest.raises(RecipeError, match=r"^reward '[^']*own.py:scor'.*did you mean 'score'\?"):
         magicrl.init(toy, mine, reward="own.py:scor", progress=False)
+    with pytest.raises(RecipeError, match=r"joined with ' \+ ', as 'a.py:f \+ b.py:g'$"):
+        magicrl.init(toy, mine, reward="own.py:score,own.py:score", progress=False)
     once = r"line 1: no field 'nosuch'. It has: [^:]*: --prompt COLUMN, or correct the row$"
     with pytest.raises(ValueError, match=once):
         magicrl.init(toy, mine, prompt="nosuch", progress=False)

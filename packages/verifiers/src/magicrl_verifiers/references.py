@@ -96,7 +96,10 @@ def _checked(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
     # looked for, not imported: a recipe is checked without running what it names
     if where.endswith(".py"):
         if not Path(where).expanduser().is_file():
-            raise ValueError(f"{kind} {reference!r}: there is no file {where}")
+            several = (
+                "; several are joined with ' + ', as 'a.py:f + b.py:g'" if kind == "reward" and "," in where else ""
+            )
+            raise ValueError(f"{kind} {reference!r}: there is no file {where}{several}")
     elif not _is_there(where):
         raise ValueError(f"{kind} {reference!r}: there is no module {where!r}; is its package installed?")
     if not attribute.isidentifier():

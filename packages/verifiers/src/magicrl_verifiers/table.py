@@ -30,6 +30,7 @@ class VerifierSpec:
         served: makes what asks a server, or None. Exactly one of the three is given, or ``parts``.
         needs_reference: whether it can judge nothing without a reference answer.
         check_problem: raises ValueError for a problem that a reward function cannot be called for.
+        reads_extract: whether a verdict depends on ``extract``; a reward function gets the whole response.
     """
 
     name: str
@@ -38,6 +39,7 @@ class VerifierSpec:
     served: Callable[[JudgeSettings, JudgeOptions], ServedJudge] | None = None
     needs_reference: bool = True
     check_problem: Callable[[Problem], None] | None = None
+    reads_extract: bool = True
     parts: tuple[VerifierSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -123,7 +125,9 @@ def verifier_spec(name: str) -> VerifierSpec:
     """
     names = [part for part, _ in reward_terms(name)]
     if len(names) > 1:
-        return VerifierSpec(name=name, parts=tuple(map(verifier_spec, names)), needs_reference=False)
+        parts = tuple(map(verifier_spec, names))
+        reads = any(part.reads_extract for part in parts)
+        return VerifierSpec(name=name, parts=parts, needs_reference=False, reads_extract=reads)
     (name,) = names
     found = resolve_reference("reward", name, VERIFIERS)
     return found if isinstance(found, VerifierSpec) else function_spec(name, found)
@@ -138,11 +142,11 @@ def function_spec(reference: str, function: Any) -> VerifierSpec:
     from magicrl_verifiers.rewards import RewardFunction, RewardProtocol, in_a_file, judge_here
 
     made = RewardFunction(reference, function)
+    spec = functools.partial(
+        VerifierSpec, name=reference, needs_reference=False, check_problem=made.check, reads_extract=False
+    )
     if not made.settings.isolated:
-        return VerifierSpec(
-            name=reference, in_process=lambda _: judge_here(made), needs_reference=False, check_problem=made.check
-        )
+        return spec(in_process=lambda _: judge_here(made))
     if reference.startswith(LIVE):
         raise ValueError(f"{reference}: isolated=True calls a reward in processes of its own, {in_a_file(function)}")
-    protocol = functools.partial(RewardProtocol, made)
-    return VerifierSpec(name=reference, protocol=protocol, needs_reference=False, check_problem=made.check)
+    return spec(protocol=functools.partial(RewardProtocol, made))
