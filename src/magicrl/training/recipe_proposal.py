@@ -198,7 +198,7 @@ class FirstLook:
         )
         self.seconds += time.perf_counter() - began
         self.tokens += sum(group.group.num_tokens for group in boxed)
-        read = {"box": boxed}
+        read: dict[Extract, list[ScoredGroup]] = {"box": boxed}
         if judge := self._judges.get("lenient"):
             tickets = [judge.submit(g.group.request.problem, [c.text for c in g.group.completions]) for g in boxed]
             read["lenient"] = [
