@@ -20,6 +20,7 @@ UNITS = {
     "learner/grad_norm": "norm of the gradient",
     "learner/sampler_gap*": "nats",
     "learner/kl": "nats per token",
+    "learner/teacher_kl": "nats per token",
     "entropy/alpha": "coefficient",
     "entropy/c": "coefficient",
     "entropy/*": "nats per token",
