@@ -118,7 +118,9 @@ def check_teacher(config: TrainConfig, policy: LoadedModel, problems: Sequence[P
         context = teacher.max_context
         width = FLOAT32 if config.model.dtype == "float32" else BF16
         held = float(width * sum(parameter.numel() for parameter in teacher.model.parameters()))
-    _check_context(config, settings, policy, problems, context - observed)
+    # Only the server knows its context. It refuses what is too long.
+    if settings.server is None:
+        _check_context(config, settings, policy, problems, context - observed)
     return held
 
 
@@ -146,7 +148,7 @@ def _check_context(
     asked = problems if template is None else (informed(problem, template) for problem in problems)
     longest = max((encoder.length(problem), problem.id) for problem in asked)
     most = max(stage.max_tokens for stage in config.stages)
-    if settings.server is None and longest[0] + most > context:
+    if longest[0] + most > context:
         key = "teacher.model" if template is None else "teacher.prompt"
         raise RecipeError(
             f"the teacher's prompt of problem {longest[1]!r} has {longest[0]} tokens; with a response of {most} they "
@@ -165,6 +167,7 @@ class ServedTeacher:
 
     def __init__(self, url: str, model: str) -> None:
         self._settings = ServerSettings(base_url=url, model=model)
+        self._model = model  # asked for once where it is not named
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], None]:
         """Return the log-probs of every response token at temperature 1, ``[T]`` per sample.
@@ -201,14 +204,13 @@ class ServedTeacher:
         """Return each prompt's tokens from the second one on, with their log-probs."""
         transport, slots = Transport(self._settings, ServerUsage()), asyncio.Semaphore(self._settings.concurrency)
         try:
-            model = self._settings.model
-            if not model:
+            if not self._model:
                 served = (await transport.send("GET", "/models", attempts=attempts)).get("data") or [{}]
-                model = str(served[0].get("id", ""))
+                self._model = str(served[0].get("id", ""))
 
             async def ask(prompt: list[int] | str) -> list[tuple[int, float]]:
                 # vLLM returns the log-probs of a prompt only together with at least one new token.
-                body = {"model": model, "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0}
+                body = {"model": self._model, "prompt": prompt, "max_tokens": 1, "prompt_logprobs": 0}
                 async with slots:
                     answer = await transport.send("POST", "/completions", body, attempts=attempts)
                 try:
