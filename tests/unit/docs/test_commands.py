@@ -134,6 +134,8 @@ def test_a_pipeline_says_at_once_what_it_lacks(command: str, user: Path) -> None
 def test_trainings_build(command: str, user: Path) -> None:
     if "run.toml" in command:  # what `init` would have written
         done("magicrl recipes tiny > run.toml", user)
+    if teacher := re.search(r"teacher\.model=(\S+)", command):
+        shutil.copytree(user / MODEL, user / teacher[1], dirs_exist_ok=True)
     assert "it builds" in done(f"{command} --dry-run", user)
 
 
