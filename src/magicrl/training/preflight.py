@@ -543,7 +543,7 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
         )
         names = dict.fromkeys(re.findall(r"<\|[^|<>\s]{1,40}\|>", opened))
         foreign = tuple(n for n in names if len(tokenizer(n, add_special_tokens=False)["input_ids"]) > 1)  # pyright: ignore[reportArgumentType]
-    begins = 0
+    system, begins = _system(closed), 0
     while begins < len(prompt) and prompt[begins] == tokenizer.bos_token_id:
         begins += 1
     return TemplateFacts(
@@ -553,7 +553,7 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
         foreign=foreign,
         begins=begins,
         opens=opened != closed if chat else None,
-        system=_system(closed),
+        system=system if system in " ".join(text.split()) else "",  # a conversation may have its own
         other_ends=_other_ends(built, groups),
         other_form=other,
     )

@@ -183,7 +183,7 @@ def test_a_teacher_that_does_not_fit(toy_recipe: Path, tokenizer: Any) -> None:
     def check(problem: Problem, correction: str = "none", start: Any = policy, **settings: Any) -> float:
         algorithm = plain.algorithm.model_copy(update={"correction": correction})
         update = {"teacher": TeacherConfig(**settings), "algorithm": algorithm}
-        return check_teacher(plain.model_copy(update=update), start, [problem], 0)
+        return check_teacher(plain.model_copy(update=update), start, [problem], (1, problem.id), 0)
 
     known, unknown = (
         Problem(verifier="maths", source="test", id="a", prompt="3", references=("4",)),

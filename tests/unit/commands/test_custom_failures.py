@@ -30,6 +30,10 @@ def leaves(a):
     sys.exit(0)
 
 
+def refuses(a):
+    raise ValueError("no")
+
+
 def judge(problem, response):
     sys.exit(0)
 """
@@ -54,6 +58,11 @@ def train(folder: Path, setting: str) -> subprocess.CompletedProcess[str]:
         (
             "algorithm.advantage=own.py:leaves",
             'magicrl: advantage own.py:leaves: SystemExit: 0\n  File "own.py", line 19, in leaves\n    sys.exit(0)\n',
+        ),
+        (
+            "algorithm.advantage=own.py:refuses",
+            'magicrl: advantage own.py:refuses: ValueError: no\n  File "own.py", line 23, in refuses\n'
+            '    raise ValueError("no")\n',
         ),
     ],
 )

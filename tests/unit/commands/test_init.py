@@ -212,7 +212,8 @@ def test_numbers_by_hand() -> None:
 
 
 def look(truncated: float, lengths: tuple[int, ...]) -> Look:
-    answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated)
+    judging = Judging("box", "auto")
+    answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated, judging=judging)
     way = Way(template="{prompt}", extract="box")
     return Look(way=way, answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example="")
 
@@ -236,14 +237,35 @@ def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None
     )
     found = numbers(setting, look(0.2, (100, 100)), Speed(sampled=100, learned=200), solved=False)
     assert (found.group_size, found.limit, found.prompt_limit) == (8, 512, 100)
-    # 15 % of the time for two tests of 5 answers of 1 second each
-    assert found.held_out == 54
-    # an answer: 100 tokens sampled, and learned with an eighth of the median prompt of 80
+    # four of five answers have 100 tokens, the fifth is between 256 and 512
+    mean = 0.8 * 100 + 0.2 * 384
+    # 15 % of the time for two tests of 5 answers each
+    assert found.held_out == int(0.15 * 3600 / (2 * 5 * mean / 100))
+    # an answer is sampled, and learned with an eighth of the median prompt of 80; 0.8 % of the groups are replaced
+    lost = 2 * 0.5**8
+    asked, kept = 1 + lost + lost**2, 1 - lost**3
     assert found.batch == 4
-    assert found.step_seconds == pytest.approx(4 * 8 * (1 + 110 / 200))
+    assert found.step_seconds == pytest.approx(4 * 8 * (asked * mean / 100 + kept * (mean + 10) / 200))
     assert found.steps == round(0.7 * 3600 / found.step_seconds)
+    # with two tests, and without a filter
+    assert found.filtered == 0
+    assert found.seconds == pytest.approx(found.steps * found.step_seconds + 10 * found.held_out * mean / 100)
     # a second stage of twice the limit, where the context has room for it beside the prompt
     assert found.later == (found.steps // 3 if second_stage else 0)
+
+
+def test_a_step_takes_longer_where_rejected_groups_are_replaced() -> None:
+    asked = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
+    setting = Setting(
+        model="m", data="d", kind="path", columns={}, problems=list(islice(asked, 50)), verifier=None,
+        parameters=135_000_000, context=1000, prompt_lengths=[80], reasoning="auto", minutes=3,
+    )  # fmt: skip
+    seen = dataclasses.replace(look(0.0, (100,)), per_problem=(0.0, 0.0625))
+    size, share = group_size(seen.per_problem)
+    found = numbers(setting, seen, Speed(sampled=100, learned=1e9), solved=False)
+    lost = 1 - share
+    assert 0.3 < lost < 0.8
+    assert found.step_seconds == pytest.approx(4 * size * (1 + lost + lost**2))
 
 
 def test_t_follows_the_lengths_that_were_seen() -> None:
@@ -293,7 +315,26 @@ def test_a_custom_reward_judges_and_stands_in_the_recipe(
     )
     problems(tmp_path / "mine.jsonl")
     recipe = magicrl.init(toy, "mine.jsonl", reward="own.py:score", minutes=1, progress=False)
-    assert recipe["data"]["train"][0]["verifier"] == f"{tmp_path}/own.py:score"
+    assert recipe["data"]["train"][0]["verifier"] == "./own.py:score"
+    assert "verifier" not in recipe, "a reward function gets the whole response: nothing is extracted"
+    assert [p.verifier for p in check_run(load_train_recipe(recipe), Path("run"), resume=False).data.train][:1] == [
+        f"{tmp_path}/own.py:score"
+    ]
+
+
+def test_a_reward_reads_the_other_columns_and_nothing_is_extracted_for_it(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def score(problem, response):\n    return len(response) / 9\n")
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), patch.dict(os.environ, COLUMNS="200"):
+        run_init(
+            model=str(toy),
+            data=str(problems(tmp_path / "mine.jsonl")),
+            reward=f"{tmp_path}/own.py:score",
+            output=tmp_path / "run.toml",
+            minutes=1,
+        )
+    assert "not used" not in told.getvalue()
+    assert "extract" not in told.getvalue()
 
 
 def test_a_custom_reward_is_called_once_per_answer() -> None:

@@ -56,13 +56,13 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
-def test_what_cannot_fit_exits_1_and_says_what_would(
+def test_what_cannot_fit_exits_2_and_says_what_would(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["magicrl", "plan", PAPER, "--gpus", "1", "--gpu", "H800-80G"])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "does not fit on 1 x H800-80G" in error
     (command,) = [line.strip() for line in error.splitlines() if line.strip().endswith("--set model.lora.rank=16")]

@@ -254,5 +254,5 @@ def test_no_run_folder_is_an_error_that_says_what_to_give(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-m", "magicrl", "watch", str(tmp_path / "none")], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no such folder; give the run folder" in done.stderr

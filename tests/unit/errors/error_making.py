@@ -124,7 +124,7 @@ class Case:
 
     title: str = ""
     says: Sequence[str] = ()
-    status: int = 1
+    status: int = 2
     resumes: bool = False
     arguments: Sequence[str] = ()
     recipe: Mapping[str, str] = field(default_factory=dict)

@@ -58,6 +58,8 @@ def test_states_of_a_shard_by_hand() -> None:
     memory = learner_memory(shape, replace(AT_32K, reference=True), 0.0)
     assert memory.master == memory.gradients == memory.moments / 2 == 4 * shape.parameters / 8
     assert memory.reference == 2 * shape.parameters / 8
+    taught = learner_memory(shape, replace(AT_32K, reference=True, teacher=800), 0.0)
+    assert taught.total == memory.total + 2 * 800 / 8
     assert memory.total == pytest.approx(sum(memory.terms().values()))
     assert memory.resident == memory.master + memory.moments + memory.reference
     layers = 36 * 34816 * 4096 * 2  # the layers' inputs

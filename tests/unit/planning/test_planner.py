@@ -92,6 +92,16 @@ def test_the_recipe_decides_the_workload() -> None:
     assert alone.cache_limit == config.rollout.memory_limit_mb * 2**20
 
 
+def test_a_teacher_needs_memory_unless_it_is_served_or_the_policy_itself() -> None:
+    alone = Options(gpus=1)
+    common = ["algorithm.reject_zero_advantage=false", "teacher.model=SmolLM2-135M"]
+    taught = load_train_recipe(PAPER, common)
+    assert demand(taught, SEVEN, H800, alone).teacher == load_shape("SmolLM2-135M").parameters
+    served = load_train_recipe(PAPER, [*common, "teacher.server=http://localhost:8000/v1"])
+    assert demand(served, SEVEN, H800, alone).teacher == 0
+    assert demand(CONFIG, SEVEN, H800, alone).teacher == 0
+
+
 def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
     plan = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     layout, efficiency = plan.placed.layout, plan.calibration

@@ -468,7 +468,7 @@ def test_a_missing_extra_is_named_before_anything_is_trained(name: str, tmp_path
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"logging.trackers names {name}, which is not installed" in done.stderr
     assert f"pip install 'magicrl[{name}]'" in done.stderr
     assert not (tmp_path / "run").exists()
