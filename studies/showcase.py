@@ -170,9 +170,10 @@ def sentence(runs: Sequence[Mapping[str, Any]]) -> str:
     else:
         verdict = "**holds**" if len(runs) >= SEEDS else f"is **undecided** with {len(runs)} of {SEEDS} seeds"
     reached = "; ".join(f"{HOW[tau]} {', '.join(map(percent, values))} %" for tau, values in after.items())
+    seeds = f"seed{'s' * (len(runs) > 1)} {', '.join(str(run['seed']) for run in runs)}"
     return (
-        f"{steps} steps, seed{'s' * (len(runs) > 1)} {', '.join(str(run['seed']) for run in runs)}: {reached}. The claim that was stated "
-        f"before, at least {wanted} with every seed, {verdict}."
+        f"{steps} steps, {seeds}: {reached}. The claim that was stated before, at least {wanted} with every seed, "
+        f"{verdict}."
     )
 
 
