@@ -656,7 +656,7 @@ class SlowLoop:
 
     @torch.no_grad()
     def _validated(self) -> dict[str, float]:
-        """Check the recorded greedy answers to the validation problems, where a validation is due."""
+        """Return the metrics of greedy answers to the validation problems, where a validation is due."""
         every = self.recipe["evaluation"]["every"]
         if not every or self.steps % every:
             return {}

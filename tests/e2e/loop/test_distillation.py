@@ -68,7 +68,7 @@ def test_with_rewards_and_coefficient_act(toy_recipe: Path, tmp_path: Path) -> N
 
 
 class Scorer:
-    """A stand-in that records the teacher's requests to the policy."""
+    """Stub that records the teacher's requests to the policy."""
 
     def __init__(self) -> None:
         self.asked: list[TrainSample] = []
