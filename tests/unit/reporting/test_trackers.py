@@ -1,4 +1,4 @@
-"""Data sent to trackers, read back from the files of TensorBoard, W&B and trackio; once, also over a resume."""
+"""Data sent to trackers, read back from the files of TensorBoard, W&B and trackio; once, also after a resume."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("tensorboard", "wandb", "trackio")
 Curves = dict[str, list[tuple[int, Any]]]
 
-# Does what `train` does to a run folder and its observer, without training: starts, rewinds to a checkpoint, then a
-# stage mark, steps and tests. The signal `end` ends it after step `last`, unless that is 0.
+# does with a run folder and its observer what `train` does, without training: start, rewind to a checkpoint, then a
+# stage mark, steps and evaluations; the signal `end` ends it after step `last`, unless that is 0
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -83,7 +83,7 @@ def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("TRACKIO_DIR", str(home / "trackio"))
     patch.setenv("WANDB_MODE", "offline")
     patch.setenv("WANDB_API_KEY", KEY)
-    # An earlier test in this process may have left W&B's service running.
+    # an earlier test in this process may have left W&B's service running
     for name in (
         "WANDB_DIR",
         "WANDB_PROJECT",
