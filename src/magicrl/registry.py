@@ -111,6 +111,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "tracker": {
             "tensorboard": "magicrl.reporting.trackers:TensorBoardTracker",
             "trackio": "magicrl.reporting.trackers:TrackioTracker",
+            "mlflow": "magicrl.reporting.trackers:MlflowTracker",
             "wandb": "magicrl.reporting.trackers:WandbTracker",
         },
     }
