@@ -1,4 +1,4 @@
-"""The one way in which everything that a user brings is named."""
+"""The common way to name custom parts."""
 
 from __future__ import annotations
 

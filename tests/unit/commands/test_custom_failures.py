@@ -1,4 +1,4 @@
-"""What a terminal shows when a user's own code fails: the part, the place and the error, and exit status 1."""
+"""Terminal output when custom code fails: the part, the place and the error, and exit status 1."""
 
 from __future__ import annotations
 

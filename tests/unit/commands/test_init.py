@@ -1,4 +1,4 @@
-"""``magicrl init``: one's own model and problems looked at, and a recipe that can be run, or a plain no."""
+"""``magicrl init``: checks of the user's model and problems, and a recipe that runs, or a clear refusal."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) ->
 
 
 def test_no_advice_recommends_what_init_has_tried() -> None:
-    """A model whose answers end without a readable answer, asked with every template and both extractions."""
+    """The model's answers end without a readable answer, with every template and both extractions."""
     answers = SampledAnswers(
         groups=9, max_tokens=64, mixed=0.0, correct=0.0, truncated=0.0, answered=0.0, judging=Judging("box", "auto")
     )
@@ -167,7 +167,7 @@ def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -
 
 
 def test_an_answer_that_is_right_once_in_hundreds_is_looked_for(toy: Path, tmp_path: Path) -> None:
-    """Two of 60 problems have an answer that the model gives; none of the first twelve that it is asked."""
+    """Two of 60 problems have an answer that the model gives, but none of the first twelve."""
     path = problems(tmp_path / "mine.jsonl", gold="12345")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     asked = set(np.random.default_rng(0).permutation(len(rows))[:12].tolist())
@@ -219,7 +219,7 @@ def look(truncated: float, lengths: tuple[int, ...]) -> Look:
 
 @pytest.mark.parametrize(("context", "second_stage"), [(700, False), (1124, True)])
 def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None:
-    """100 sampled and 200 learned tokens per second, 60 minutes, and a fifth of the answers cut at 256 of 256."""
+    """Assume 100 sampled and 200 trained tokens per second, 60 minutes, and a fifth truncated at 256 of 256."""
     asked = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
     setting = Setting(
         model="m",
@@ -236,13 +236,13 @@ def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None
     )
     found = numbers(setting, look(0.2, (100, 100)), Speed(sampled=100, learned=200), solved=False)
     assert (found.group_size, found.limit, found.prompt_limit) == (8, 512, 100)
-    # 15 % of the time for two tests of 5 answers of 1 second each
+    # 15 % of the time for two evaluations of 5 answers of 1 second each
     assert found.held_out == 54
-    # an answer: 100 tokens sampled, and learned with an eighth of the median prompt of 80
+    # an answer: 100 tokens sampled, and trained on with an eighth of the median prompt of 80
     assert found.batch == 4
     assert found.step_seconds == pytest.approx(4 * 8 * (1 + 110 / 200))
     assert found.steps == round(0.7 * 3600 / found.step_seconds)
-    # a second stage of twice the limit, where the context has room for it beside the prompt
+    # a second stage of twice the limit, if the context has room for it and the prompt
     assert found.later == (found.steps // 3 if second_stage else 0)
 
 

@@ -1,4 +1,4 @@
-"""``magicrl plan`` as a user calls it: shipped recipes, JSON, alternatives, refusals and their exit status."""
+"""``magicrl plan`` as a user calls it: shipped recipes, JSON, alternatives, rejections and their exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_shipped_recipes_on_this_machine(recipe: str, model: str, capsys: pytest
     facts = json.loads(plan(capsys, *words, "--json"))
     assert facts["calibration"]["name"] == f"cpu-2core-{recipe}"
     assert len(facts["stages"]) == 2
-    assert all("accelerators" not in change["change"] for change in facts["what_if"])  # there is no second one
+    assert all("accelerators" not in change["change"] for change in facts["what_if"])  # there is no second accelerator
 
 
 def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +107,6 @@ def test_a_reference_that_only_a_brought_loss_asks_for_is_counted(
 
 
 def test_no_built_in_asks_for_a_reference() -> None:
-    """So that a plan of them is made without torch."""
+    """Otherwise a plan would import torch."""
     for kind in ("loss", "correction"):
         assert not any("ref_logprobs" in resolve(kind, name).needs for name in BUILTINS[kind])

@@ -1,4 +1,4 @@
-"""``magicrl preflight`` from end to end on a toy: exit status, JSON, page, and nothing left behind."""
+"""``magicrl preflight`` from end to end on a toy: exit status, JSON, page, and no files left behind."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from magicrl.records import Problem
 
 
 def problems(n: int) -> list[Problem]:
-    """Ids ``p0``, ..., keys ``k0``, ..."""
+    """Return problems with ids ``p0``, ... and keys ``k0``, ..."""
     return [
         Problem(id=f"p{i}", key=f"k{i}", prompt=f"q{i}", references=(str(i),), verifier="exact", source="t")
         for i in range(n)

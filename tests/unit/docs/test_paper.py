@@ -1,4 +1,4 @@
-"""The index from the report to the code: each symbol imports, each test is there."""
+"""The index from the report to the code: each symbol can be imported, each test exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input ends in one message that names the place and the remedy, and the page quotes it; no secret is written."""
+"""Bad input gives one message that names the place and the remedy, and the page quotes it. No secret is written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_page_lists_no_other_errors() -> None:
 
 
 def quiet(case: Case, desk: Desk, folder: Path) -> dict[str, object]:
-    """``run.json`` of a case that is no error."""
+    """Return ``run.json`` of a case that is no error."""
     folder.mkdir()
     status, text = seen(case, desk, folder)
     assert status in FINISHED, text
@@ -77,7 +77,7 @@ def test_overlong_prompts_are_dropped_and_counted_where_asked(desk: Desk, tmp_pa
 
 
 def test_test_problems_are_left_out_of_training_and_counted(desk: Desk, tmp_path: Path) -> None:
-    # other spacing and another template make no other problem of one
+    # other spacing and another template do not make another problem
     held = Case(
         write={"test.jsonl": [{"problem": "L 8  1 0 8 0 5 1 0 0 :", "answer": "3"}]},
         recipe={

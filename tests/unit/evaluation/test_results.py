@@ -1,4 +1,4 @@
-"""Usage and cost of an evaluation: tokens from the samples, times from the accounts of the calls."""
+"""Usage and cost of an evaluation: tokens from the samples, times from the records of the calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Duplicates: found by the right stage, the better copy kept, the same again after a kill."""
+"""Duplicates: found by the right stage, the better copy kept, the same result after a kill."""
 
 from __future__ import annotations
 
@@ -99,9 +99,9 @@ def test_the_order_of_stages_and_documents_does_not_decide_what_is_a_copy(tmp_pa
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # two wrappings of one problem, which is not among the documents itself
+        # two wrappings of one problem, which is not itself among the documents
         (f"I can't do this one - can anyone help me? {GARDEN} Thanks!", f"Problem 12. {GARDEN}\n\nThink step by step."),
-        # the sign is followed by a blank, as the end of a sentence is, and xy are two variables only in a formula
+        # a blank follows the sign, as at the end of a sentence, and xy are two variables only in a formula
         (
             "Find the largest $x$ with $xy > 12$ and $x + y = 9$.",
             "Find the largest $a$ with $ab > 12$ and $a + b = 9$.",
@@ -145,7 +145,7 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
             with pytest.raises(KeyboardInterrupt):
                 run(held, tmp_path / place)
         assert run(held, tmp_path / place) == whole
-    # what is done is not done again
+    # finished work is not repeated
     with monkeypatch.context() as patch:
         for place in ("bands_of", "link_near", "make_embedder", "canonical_text", "number_key"):
             patch.setattr(dedup_step, place, stopped)
@@ -185,7 +185,7 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
 
 @contextmanager
 def embedding_server(answer: Any, keys: set[str] | None = None) -> Generator[tuple[str, list[int]]]:
-    """Its address and how many texts each request holds; the keys that were sent are added to ``keys``."""
+    """Yield the server's address and the number of texts in each request. The sent keys are added to ``keys``."""
     asked: list[int] = []
 
     def reply(request: Asked) -> Reply:
@@ -200,7 +200,7 @@ def embedding_server(answer: Any, keys: set[str] | None = None) -> Generator[tup
 
 def by_letters(texts: list[str]) -> dict[str, Any]:
     rows = [{"index": i, "embedding": [text.lower().count(c) for c in "abcdehiorst"]} for i, text in enumerate(texts)]
-    return {"data": rows[::-1]}  # a server need not keep the order
+    return {"data": rows[::-1]}  # a server may change the order
 
 
 def test_an_embedding_server_is_asked_in_batches_and_never_twice(
@@ -223,7 +223,8 @@ def test_an_embedding_server_is_asked_in_batches_and_never_twice(
 
 
 def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
-    angles = {"oak": 0.0, "elm": 0.7, "ash": 0.4}  # the last is near both, which are not near each other
+    # the last one is close to both others, which are not close to each other
+    angles = {"oak": 0.0, "elm": 0.7, "ash": 0.4}
     held = [Document(text, text, (-place,)) for place, text in enumerate(angles)]
 
     def answer(texts: list[str]) -> dict[str, Any]:

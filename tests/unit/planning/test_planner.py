@@ -1,6 +1,6 @@
 """Plans of whole recipes: their parts agree, and larger work or fewer accelerators never take less time.
 
-A plan is compared with its neighbours: more accelerators are never slower, and larger work is never free.
+Each plan is compared with its neighbours: more accelerators are never slower, and larger work is never free.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_plan_adds_up() -> None:
     changes = {change: (seconds or 0.0) / stage.seconds for change, seconds in plan.what_if.items()}
     assert 0.5 < changes["64 accelerators"] < 1  # the longest response does not get shorter
     assert changes["staleness 1"] < 1
-    # A step waits for the longest response once, and groups are spread more evenly than responses of one group.
+    # a step waits for the longest response once, and groups are spread more evenly than responses of one group
     assert 1 < changes["D_R 128"] < changes["group size 32"] < 2
 
 
@@ -153,7 +153,7 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
     values = {"length/mean": drawn.mean, "length/q50": q50, "length/q90": q90, "stage/max_tokens": 4096}
     values |= {"groups/trained": 24, "groups/sampled": 64}
     line = json.dumps({"step": 2, "stage": 1, "values": values})
-    # The previous stage had another T.
+    # the previous stage had another T
     other = {key: value / 2 for key, value in values.items()}
     first = json.dumps({"step": 1, "stage": 0, "values": other | {"groups/trained": 1}})
     (tmp_path / "metrics.jsonl").write_text(f"{first}\n{line}\n{line}\n")
@@ -202,7 +202,7 @@ def test_the_layout_is_the_fastest_that_fits() -> None:
 def test_the_settings_of_a_plan_are_a_recipe_that_is_planned_so(
     recipe: Path, gpu: str, gpus: int, staleness: int
 ) -> None:
-    """The recipe with them is read, needs these accelerators, and its own split is the layout that was found."""
+    """A recipe with these settings is valid, needs these accelerators, and its split is the layout that was found."""
     config, options = load_train_recipe(recipe), Options(gpus=gpus, staleness=staleness)
     shape, hardware = load_shape(str(config.start.model)), load_hardware(gpu)
     first = make_plan(config, shape, hardware, options, what_if=False)

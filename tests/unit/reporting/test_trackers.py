@@ -1,4 +1,4 @@
-"""Data sent to trackers, read back from the files of TensorBoard, W&B, trackio and MLflow; once, also over a resume."""
+"""Data sent to trackers, read back from the files of TensorBoard, W&B, trackio and MLflow; once, also if resumed."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KEY = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("tensorboard", "wandb", "trackio", "mlflow")
 Curves = dict[str, list[tuple[int, Any]]]
 
-# Does what `train` does to a run folder and its observer, without training: starts, rewinds to a checkpoint, then a
-# stage mark, steps and tests. The signal `end` ends it after step `last`, unless that is 0.
+# does with a run folder and its observer what `train` does, without training: start, rewind to a checkpoint, then a
+# stage mark, steps and evaluations; the signal `end` ends it after step `last`, unless that is 0
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -86,7 +86,7 @@ def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("MLFLOW_TRACKING_URI", (home / "mlflow").as_uri())  # the same client as with a server
     patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
-    # An earlier test in this process may have left W&B's service running.
+    # an earlier test in this process may have left W&B's service running
     for name in (
         "WANDB_DIR",
         "WANDB_PROJECT",

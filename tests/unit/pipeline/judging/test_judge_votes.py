@@ -1,4 +1,4 @@
-"""Votes: asked for, read, kept; what a server does wrong is met."""
+"""Votes: requested, read, kept; faults of a server are handled."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def ask(settings: JudgingSettings, folder: Path, problems: list[Document] = PROB
 
 
 def about(body: dict[str, Any]) -> str:
-    """The problem that a request is about."""
+    """Return the problem that a request is about."""
     return next(p.id for p in PROBLEMS if p.text in body["messages"][0]["content"])
 
 
@@ -58,7 +58,7 @@ def test_every_judge_votes_on_every_problem_and_the_count_decides(tmp_path: Path
         assert len({body["seed"] for body in server.asked if body["model"] == "a"}) == 12
         assert all(body["temperature"] == 1.0 and body["max_tokens"] == 1024 for body in server.asked)
         form = server.asked[0]["response_format"]["json_schema"]["schema"]
-        assert next(iter(form["properties"])) == "reasons"  # written before any verdict
+        assert next(iter(form["properties"])) == "reasons"  # written before the verdict
         assert list(form["properties"])[-1] == "verdict"
 
 
@@ -74,7 +74,7 @@ def test_no_vote_is_asked_for_twice(tmp_path: Path) -> None:
         first = ask(judging(server), tmp_path)
         assert ask(judging(server), tmp_path) == first
         assert len(server.asked) == 12
-        # one more problem, judge or vote costs its own votes only; a threshold costs none
+        # another problem, judge or vote costs only its votes; a threshold costs none
         settings = judging(server, names=("a", "b"))
         assert votes_missing(PROBLEMS, settings, folder=tmp_path) == {"a": 0, "b": 12}
         ask(settings, tmp_path)
@@ -178,7 +178,7 @@ def test_a_problem_that_the_server_refuses_is_a_failed_vote(tmp_path: Path) -> N
         found = ask(judging(server), tmp_path)
         assert [[vote.status for vote in one.votes] for one in found] == [["valid"] * 4, ["failed"] * 4, ["valid"] * 4]
         assert "context" in found[1].votes[0].reasons
-        # even where nothing else is asked for, one problem's refusal is no failure of the judge
+        # also without other requests, one problem's rejection is not a failure of the judge
         alone = ask(judging(server), tmp_path / "alone", [PROBLEMS[1]])
         assert [vote.status for vote in alone[0].votes] == ["failed"] * 4
         asked = len(server.asked)
