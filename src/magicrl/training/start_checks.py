@@ -316,7 +316,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         raise RecipeError(str(error), key="data.sampler") from error
     tests = (p for problems in data.test.values() for p in problems)
     trained = max((encoder.length(p), p.id) for p in data.train)
-    longest = max(trained[0], *(encoder.length(p) for p in (*data.validation, *tests)))
+    longest = max([trained[0], *(encoder.length(p) for p in (*data.validation, *tests))])
     observed = _check_environments(config, data, encoder)
     check_context(config, policy, longest, observed)
     teacher = check_teacher(config, policy, data.train, trained, observed)
