@@ -62,7 +62,7 @@ class VllmConfig(Section):
     a CPU this samples slower."""
     keep_caches: bool = True
     """Keep the KV cache of unfinished responses when new weights arrive. ``false`` recomputes it, one prefill per
-    response and update (docs/guides/asynchronous.md)."""
+    response and update (docs/guides/engines.md#asynchronous-training)."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further arguments of vLLM's ``EngineArgs``, by name: ``{ max_num_batched_tokens = 8192 }``. Arguments that
     magicrl sets itself are refused."""
@@ -99,8 +99,8 @@ class RolloutConfig(Section):
     accounts for the difference."""
     max_staleness: int = Field(default=0, ge=0)
     """Maximum number of training steps between the policy that started a group and the learner that trains on it. Above
-    0 the engine samples that many steps ahead while the learner updates (docs/guides/asynchronous.md). 0 is
-    synchronous."""
+    0 the engine samples that many steps ahead while the learner updates. 0 is synchronous
+    (docs/guides/engines.md#asynchronous-training)."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -399,10 +399,10 @@ class LoggingConfig(Section):
     samples: int = Field(default=6, ge=0)
     """Number of test problems whose responses before and after training are shown in the report."""
     trackers: tuple[TrackerName, ...] = ()
-    """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio`` (each an optional dependency), or a
-    custom one (docs/guides/runs.md#trackers)."""
+    """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow`` (each an optional
+    dependency), or a custom one (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)
-    """Project name in W&B and trackio."""
+    """Project name in W&B and trackio, and experiment in MLflow."""
 
 
 class TrainConfig(Section):

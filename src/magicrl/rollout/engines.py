@@ -70,6 +70,8 @@ def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -
             key=key,
         )
     lacking = [what for what in ("weights", "logprobs") if not getattr(made.capabilities, what)]
+    # Check the declaration before the first step: a missing log-prob would otherwise show up only in the loss. Close
+    # the engine, which may hold a GPU or a process.
     if settings.training is not None and lacking:
         made.close()
         raise RecipeError(
@@ -134,6 +136,7 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
         head_dtype=settings.head_dtype,
         exact=settings.exact,
     )
+    # In evaluation nothing else loads weights. In training the first update does.
     if settings.training is None:
         engine.load_weights(dict(policy.model.named_parameters()), 0)
     return engine

@@ -354,7 +354,7 @@ class StalenessMeter:
 
     def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[tuple[int, int], FloatArray]) -> Values:
         """Return ``staleness/...`` of the buffer before rejection, from the learner's log-probs by (draw, index); see
-        docs/guides/asynchronous.md."""
+        docs/guides/engines.md#asynchronous-training."""
         newest = self._versions[-1]
         age = {version: index for index, version in enumerate(reversed(self._versions))}
         completions = [(g.group.request.draw, i, c) for g in groups for i, c in enumerate(g.group.completions)]

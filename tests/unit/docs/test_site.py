@@ -62,7 +62,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_health_rule_has_its_symptom_on_the_page() -> None:
-    page = (ROOT / "docs" / "guides" / "when-it-does-not-learn.md").read_text()
+    page = (ROOT / "docs" / "guides" / "preflight-and-explain.md").read_text()
     recorded = json.loads((ROOT / "tests" / "unit" / "training" / "recorded_health_runs.json").read_text())
     for rule in RULES:
         assert f"](../figures/symptoms/{rule.name}.svg)" in page
