@@ -399,10 +399,10 @@ class LoggingConfig(Section):
     samples: int = Field(default=6, ge=0)
     """Number of test problems whose responses before and after training are shown in the report."""
     trackers: tuple[TrackerName, ...] = ()
-    """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio`` (each an optional dependency), or a
-    custom one (docs/guides/runs.md#trackers)."""
+    """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow`` (each an optional
+    dependency), or a custom one (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)
-    """Project name in W&B and trackio."""
+    """Project name in W&B and trackio, and experiment in MLflow."""
 
 
 class TrainConfig(Section):
