@@ -362,7 +362,7 @@ def parse_engine_options(engine: str, options: Pairs | None) -> dict[str, Any]:
     """Return ``["concurrency=8"]`` as a dict of texts, which the engine reads; the built-in engine has none."""
     if options and engine == "in_process":
         name = next(iter(options)).partition("=")[0]
-        raise RecipeError(f"--engine-option {name}: in_process has no options of its own; choose another --engine")
+        raise RecipeError(f"--engine-option {name}: in_process has no options; choose another --engine")
     return _pairs("--engine-option", options, "NAME=VALUE")
 
 

@@ -76,7 +76,7 @@ def preflight(
     given, overrides = given_recipe(recipe), overrides_of(settings, model=model, data=data, reward=reward)
     config = load_train_recipe(given, overrides)
     if config.rollout.replay is not None or config.rollout.engine == "replay":
-        raise RecipeError("recorded rollouts tell nothing of the start model; name another", key="rollout.engine")
+        raise RecipeError("recorded rollouts are not the model's answers; name another engine", key="rollout.engine")
     # torch takes seconds to import, so the recipe is read first
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder

@@ -444,7 +444,7 @@ class TrainConfig(Section):
         if rollout.max_staleness and sampled:
             raise ValueError(
                 f'entropy.estimator = "sampled" with rollout.max_staleness = {rollout.max_staleness}: the tokens '
-                "were sampled by older policies, whose log-probs do not tell the learner's entropy; use "
+                "were sampled by older policies, whose log-probs do not measure the learner's entropy; use "
                 '"exact", which the learner measures on the buffer'
             )
         return self
@@ -512,7 +512,7 @@ class TrainConfig(Section):
             if buffer is not None and buffer >= stage.max_tokens:
                 raise ValueError(
                     f"algorithm.overlong_buffer = {buffer} is not below stages.{number}.max_tokens = "
-                    f"{stage.max_tokens}: every response would be punished; take a smaller one"
+                    f"{stage.max_tokens}: every response would be penalised; take a smaller one"
                 )
             if advantage == "pass_at_k" and k > stage.group_size:
                 raise ValueError(
@@ -586,8 +586,8 @@ class TrainConfig(Section):
             )
         if placed.colocated and rollout.engine != "vllm":
             raise ValueError(
-                f'cluster.rollout.colocated with rollout.engine = "{rollout.engine}": vLLM alone gives its memory '
-                'back; set rollout.engine = "vllm" or leave colocated out'
+                f'cluster.rollout.colocated with rollout.engine = "{rollout.engine}": only vLLM releases its memory'
+                '; set rollout.engine = "vllm" or leave colocated out'
             )
         if placed.colocated and (rollout.max_staleness or rollout.weight_lag):
             raise ValueError(
@@ -662,7 +662,7 @@ class SftPhaseConfig(Section):
         if self.data is not None and self.data.family is not None:
             raise ValueError("data is for recorded problems; name a family by the phase's own family")
         if self.data is not None and (self.options or self.levels):
-            raise ValueError("options and levels are a family's; those of recorded problems stand in data")
+            raise ValueError("options and levels are a family's; those of recorded problems belong in data")
         if self.family is not None and self.holdout:
             raise ValueError("holdout is for data; a family's splits share no instance")
         return self

@@ -154,8 +154,8 @@ class ClusterParts(LocalParts):
         if rollout.weight_copy == "direct":
             if not isinstance(learner, DistributedLearner):
                 raise RecipeError(
-                    '"direct" sends from learner ranks, and on CPUs one alone is none: set cluster.learner.ranks = 2 '
-                    'or more, or weight_copy = "object_store"',
+                    '"direct" sends from learner ranks, and on CPUs a single rank is the process of the run: set '
+                    'cluster.learner.ranks = 2 or more, or weight_copy = "object_store"',
                     key="cluster.rollout.weight_copy",
                 )
             pool_of = ColocatedPool if rollout.colocated else GroupPool

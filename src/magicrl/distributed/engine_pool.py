@@ -396,8 +396,8 @@ class EnginePool(SchedulingEngine):
         self._max_context = min(one.max_context for one in known)
         if len({one.adapters for one in known}) > 1:
             raise ClusterError(
-                f"{slot.name} {'takes' if facts.adapters else 'cannot take'} LoRA adapters alone, other replicas "
-                f"{'cannot' if facts.adapters else 'do'}; install the same vLLM on every node"
+                f"{slot.name} {'takes' if facts.adapters else 'cannot take'} LoRA adapters without the base model, "
+                f"other replicas {'cannot' if facts.adapters else 'do'}; install the same vLLM on every node"
             )
         self._adapters = facts.adapters
 

@@ -82,7 +82,7 @@ def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -
     if settings.training is not None and settings.training.experts and not made.capabilities.experts:
         made.close()
         raise RecipeError(
-            f"engine {name!r} does not tell the experts that it chose (magicrl.rollout.protocol.Capabilities); use "
+            f"engine {name!r} does not report the experts that it chose (magicrl.rollout.protocol.Capabilities); use "
             'rollout.engine = "in_process", or leave this out',
             key="model.router_replay",
         )
@@ -190,7 +190,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
             fault = str(error)
     if settings.vllm.adapters:
         raise RecipeError(f"{fault}; leave it out, and vLLM gets merged weights", key="rollout.vllm.adapters")
-    _log.warning("vLLM gets merged weights after each update, not the adapters alone: %s", fault)
+    _log.warning("vLLM gets merged weights after each update, not only the adapters: %s", fault)
     return make()
 
 
@@ -203,7 +203,7 @@ def make_openai(settings: EngineSettings) -> OpenAIEngine:
     """
     if settings.training is not None:
         raise RecipeError(
-            'a server has weights of its own and cannot be trained with; use "in_process" or "vllm"',
+            'a server cannot take new weights, so it cannot be trained with; use "in_process" or "vllm"',
             key="rollout.engine",
         )
     options = dict(settings.options)

@@ -111,7 +111,7 @@ class OpenAIEngine(SchedulingEngine):
         """Raise ``ValueError`` unless ``version`` is the current one: a server's weights cannot be replaced."""
         if version != self._version:
             raise ValueError(
-                f"{self.settings.shown('')} serves weights of its own and cannot load version {version}; serve the "
+                f"{self.settings.shown('')} cannot load the weights of version {version}; serve the "
                 "saved model there, or train with the in-process engine"
             )
 

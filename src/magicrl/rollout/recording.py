@@ -253,8 +253,8 @@ class ReplayEngine(RolloutEngine):
         for what, (was, wanted) in pairs.items():
             if was != wanted:
                 raise ValueError(
-                    f"draw {draw} was recorded with {what} {was}, asked for is {wanted}; replay a run with its own "
-                    "data, seed and sampling settings"
+                    f"draw {draw} was recorded with {what} {was}, but the request has {wanted}; replay a run with "
+                    "its own data, seed and sampling settings"
                 )
         # no engine could have generated this response with a shorter T
         longest = max(completion.num_sampled for completion in group.completions)

@@ -380,7 +380,7 @@ def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) 
             begun[draw, offset, index] = completion
 
     def known(request: RolloutRequest) -> tuple[tuple[int, Completion], ...]:
-        # By draw and not by position: a resumed run may submit fewer requests than the snapshot has.
+        # Look up by draw and not by position: a resumed run may submit fewer requests than the snapshot has.
         keys = ((index, (request.draw, request.offset, index)) for index in request.indices)
         return tuple((index, begun[key]) for index, key in keys if key in begun)
 

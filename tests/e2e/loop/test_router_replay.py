@@ -147,7 +147,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_run(recipe: Path, toy_mod
     )
     text = told(f"rollout.engine={tmp_path / 'engine.py'}:make")
     assert text.startswith("model.router_replay")
-    assert "does not tell the experts that it chose" in text
+    assert "does not report the experts that it chose" in text
     sft = tmp_path / "sft.toml"
     sft.write_text(
         '[model]\nfolder = "start"\n[training]\nrouter_replay = true\n[[phases]]\nfamily = "running_sum"\n'

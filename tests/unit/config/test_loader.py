@@ -386,7 +386,7 @@ IN_PROCESS, LAGGED = (
     ("text", "changed", "words"),
     [
         (COLOCATED, ("ranks = 4", "ranks = 2"), r"set cluster\.learner\.ranks = 4 \(it is 2\)"),
-        (COLOCATED, IN_PROCESS, "vLLM alone gives its memory back"),
+        (COLOCATED, IN_PROCESS, "only vLLM releases its memory"),
         (COLOCATED, LAGGED, "nothing can be in flight"),
         (DIRECT, IN_PROCESS, "how vLLM takes the newest weights"),
         (DIRECT, LAGGED, "how vLLM takes the newest weights"),

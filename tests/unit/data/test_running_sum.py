@@ -95,7 +95,7 @@ def test_prompts_repeat_in_training_only() -> None:
     drawn = {split: take(200, seed=3, split=split) for split in ("train", "validation", "test")}
     assert [len({p.key for p in drawn[split]}) for split in ("validation", "test")] == [200, 200]
     assert len({p.key for p in drawn["train"]}) < len({p.id for p in drawn["train"]}) == 200
-    with pytest.raises(ValueError, match=r"gave only 31 distinct problems of the 90 asked for"):
+    with pytest.raises(ValueError, match=r"gave only 31 distinct problems of the 90 requested"):
         unique_problems(family(), seed=3, split="test", count=90, levels=[2])
 
 

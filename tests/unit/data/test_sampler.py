@@ -129,7 +129,7 @@ def test_restore_rejects_another_training_set_or_damage() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="no problems"):
         PromptSampler([], seed=0)
-    with pytest.raises(ValueError, match="'p1' stands twice"):
+    with pytest.raises(ValueError, match="'p1' appears twice"):
         PromptSampler([*problems(2), problems(2)[1]], seed=0)
     with pytest.raises(ValueError, match="seed"):
         PromptSampler(problems(2), seed=-1)

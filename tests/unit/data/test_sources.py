@@ -297,7 +297,7 @@ def test_bad_levels_and_ids_are_named(tmp_path: Path, value: Any) -> None:
 
 def test_double_ids_name_both_places(tmp_path: Path) -> None:
     write_lines(tmp_path / "d.jsonl", [{**r, "id": "same"} for r in TWO])
-    with pytest.raises(ValueError, match=r"line 2: id 'same' stood already in .*d\.jsonl, line 1"):
+    with pytest.raises(ValueError, match=r"line 2: id 'same' appears already in .*d\.jsonl, line 1"):
         load(tmp_path, "d.jsonl", fields=FieldMapping(id="id"))
 
 

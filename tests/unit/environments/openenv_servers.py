@@ -66,7 +66,7 @@ class Shop(MCPEnvironment):
 
         @server.tool
         def price(item: str) -> str:
-            """The price of an item."""
+            """Return the price of an item."""
             return {"apple": "3"}.get(item, "not sold")
 
         @server.tool

@@ -1,4 +1,4 @@
-"""Servers of OpenEnv: the package's own (0.10, in an environment beside this one), and a scripted one for failures."""
+"""Servers of OpenEnv: the package's own (0.10, in a separate virtual environment), and a scripted one for failures."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def begun(problem: Problem) -> OpenEnvEnvironment:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[Callable[[str], str]]:
-    """Start an app of `openenv_servers.py` when it is first asked for, and return its address."""
+    """Start an app of `openenv_servers.py` at its first use, and return its address."""
     running: dict[str, tuple[subprocess.Popen[bytes], str]] = {}
 
     def start(app: str) -> str:

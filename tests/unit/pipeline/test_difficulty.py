@@ -147,7 +147,7 @@ def test_a_prompt_that_leaves_no_room_is_dropped_or_an_error(
     assert unfit == ["long/over", "long/long"]
     pipeline["sources"].append({**long, "path": str(write_rows("long.jsonl", rows[2:]))})
     pipeline["steps"][0] |= {"overlong_prompts": "error", "seed": 1}
-    with pytest.raises(ValueError, match=r"1 prompts cannot be put to the model, e\.g\. long/long@"):
+    with pytest.raises(ValueError, match=r"1 prompts cannot be encoded for the model, e\.g\. long/long@"):
         run(pipeline)
 
 

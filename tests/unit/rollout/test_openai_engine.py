@@ -439,7 +439,7 @@ def test_after_an_interrupt_the_unfinished_are_returned_and_the_engine_goes_on()
 def test_a_servers_weights_are_its_own() -> None:
     with scripted(listing(lambda asked: completion())) as server, engine_on(server) as engine:
         engine.load_weights({}, 0)
-        with pytest.raises(ValueError, match="cannot load version 1"):
+        with pytest.raises(ValueError, match="cannot load the weights of version 1"):
             engine.load_weights({}, 1)
 
 

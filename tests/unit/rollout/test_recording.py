@@ -207,9 +207,9 @@ def test_replay_refuses_another_run() -> None:
     sampling = asked.sampling
     for changed, message in (
         (replace(asked, draw=4), "draw 4 .* was not recorded"),
-        (replace(asked, problem=replace(asked.problem, id="other")), "problem p3, asked for is other"),
+        (replace(asked, problem=replace(asked.problem, id="other")), "problem p3, but the request has other"),
         (replace(asked, prompt_tokens=frozen_tokens([1])), "prompt"),
-        (replace(asked, group_size=2), "group size 3, asked for is 2"),
+        (replace(asked, group_size=2), "group size 3, but the request has 2"),
         (replace(asked, sampling=replace(sampling, temperature=1.0)), "temperature 0.6"),
         (replace(asked, sampling=replace(sampling, max_tokens=4)), "5 tokens, max_tokens is now 4"),
     ):

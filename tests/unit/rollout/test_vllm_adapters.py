@@ -203,7 +203,7 @@ def test_what_a_recipe_asks_for_reaches_the_engine(
     assert layers == set(LoraConfig().target_modules)
     assert not caplog.records
     assert make() is None
-    assert "merged weights after each update, not the adapters alone: with adapters its CPU build" in caplog.text
+    assert "merged weights after each update, not only the adapters: with adapters its CPU build" in caplog.text
     refuses = True
     with pytest.raises(RecipeError, match=r"rollout\.vllm\.adapters: it has 0 of 14"):
         make(True)

@@ -40,7 +40,7 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
 from magicrl.training.protocols import Controls
 from magicrl.training.repeating import Attributor
-from magicrl.training.step import buffer_samples, train_samples, with_old_logprobs, with_policy_mask
+from magicrl.training.step import buffer_samples, train_samples, with_logprobs, with_policy_mask
 from magicrl_verifiers.records import make_verdict
 
 END = 1
@@ -103,7 +103,7 @@ def with_neighbours(samples: Sequence[TrainSample]) -> list[TrainSample]:
             moved[places] = values[places] + rng.normal(0, scale, len(places))
             return frozen_floats(moved)
 
-        moved = with_old_logprobs([sample], [near(0.3)])[0]
+        moved = with_logprobs([sample], "old_logprobs", [near(0.3)])[0]
         found.append(dataclasses.replace(moved, ref_logprobs=near(0.5), sampler_logprobs=near(0.4)))
     return found
 

@@ -244,7 +244,7 @@ class LocalRanks(RankGroup):
         except (EOFError, OSError):
             pass
         try:
-            # The exit status tells an out-of-memory kill (signal 9) from an error in the code.
+            # The exit status separates an out-of-memory kill (signal 9) from an error in the code.
             code = self.processes[process].wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             return Answer(fault=Fault(died=True, text="closed its connection"))

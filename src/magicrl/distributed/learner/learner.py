@@ -442,7 +442,7 @@ class DistributedLearner:
         adapters: dict[str, Callable[[Path], None]] = {}
         if lora is not None:
             adapters[ADAPTER] = lambda inner: write_adapters(inner, self.adapters(), lora, self._policy.folder)
-        # ``assign`` avoids a copy of the model, and a tied head has no key of its own.
+        # ``assign`` avoids a copy of the model, and a tied head has no separate key.
         model.load_state_dict(self.weights(), assign=True, strict=False)
         model.tie_weights()
         save_policy(
@@ -514,7 +514,7 @@ class DistributedLearner:
         return replace(self._settings, placement=placement)
 
     def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> Mapping[str, float]:
-        # Weights are computed from the whole mini-batch: a share alone does not know its denominator.
+        # Weights are computed from the whole mini-batch: a single share does not know its denominator.
         given = [(share, controls) for share in self._shares(batch, weights)]
         try:
             answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")

@@ -260,7 +260,7 @@ class ShardedModel:
             unit.reshard()
 
     def units(self) -> list[tuple[str, FSDPModule]]:
-        """Layers, embedding and head by the start of their parameters' names, then (as ``""``) what is left."""
+        """Layers, embedding and head by the start of their parameters' names, then (as ``""``) the rest."""
         named = {**self._layers, **self._ends}
         return [*((f"{name}.", cast(FSDPModule, unit)) for name, unit in named.items()), ("", self._root)]
 
@@ -344,7 +344,7 @@ class ShardOptimizer(MasterOptimizer):
     def weights_are_finite(self) -> bool:
         """Return whether the master weights of every rank are finite."""
         found = torch.tensor(int(super().weights_are_finite()), device=self._device)
-        # All ranks must decide alike: one rank that raises alone would leave the others in a collective.
+        # All ranks must decide alike: if only one rank raised, the others would stay in a collective.
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return bool(found)
 

@@ -26,7 +26,7 @@ from magicrl.training.checkpoint import Checkpoint, CheckpointWriter, load_check
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
-from magicrl.training.step import minibatches, with_old_logprobs, with_ref_logprobs
+from magicrl.training.step import minibatches, with_logprobs
 
 # Learners that add in another order diverge: on these samples two single learners with other micro-batches
 # differ by 6e-6 after five steps, and by 5e-7 on the same weights.
@@ -85,7 +85,7 @@ def batches(learner: Learner, samples: Sequence[TrainSample], steps: int) -> lis
     logprobs, _ = learner.logprobs(samples, CONTROLS.temperature)
     rng = np.random.default_rng(5)
     ref = [frozen_floats(values + rng.normal(0, 0.3, len(values))) for values in logprobs]
-    carried = with_ref_logprobs(with_old_logprobs(samples, logprobs), ref)
+    carried = with_logprobs(with_logprobs(samples, "old_logprobs", logprobs), "ref_logprobs", ref)
     longest = max(range(len(carried)), key=lambda i: len(carried[i].tokens))
     mask = np.arange(len(carried[longest].tokens)) % 3 != 1
     carried[longest] = dataclasses.replace(carried[longest], loss_mask=mask)
