@@ -166,7 +166,8 @@ def filter_by_difficulty(
     It is measured once per run, and once per prompt. ``path`` stores the counts, which a resumed run reads again.
 
     Raises:
-        ValueError: No problem is kept, no answer has a verdict, or the file is damaged.
+        ValueError: No problem is kept, or the file is damaged.
+        RuntimeError: No answer has a verdict.
     """
     judging = judging_of(config.verifier, problems)
     if not path.exists():

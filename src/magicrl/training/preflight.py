@@ -235,7 +235,7 @@ def measure(
         samples: Most responses sampled first.
 
     Raises:
-        ValueError: No answer has a verdict.
+        RuntimeError: No answer has a verdict.
     """
     began = time.perf_counter()
     bench = _Bench(config, built, judge)

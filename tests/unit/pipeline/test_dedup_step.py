@@ -21,6 +21,7 @@ from magicrl.pipeline import dedup_step
 from magicrl.pipeline.dedup_step import Duplicate, find_duplicates
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import DedupSettings, EmbeddingSettings, EmbeddingStageSettings, NearSettings
+from magicrl_verifiers.served import ServerError
 
 TRAINS = "Two trains leave Berlin and Paris, which are 1000 km apart, at 80 km/h and 120 km/h. When do they meet?"
 CARDS = r"How many ways are there to choose $5$ cards of $52$ so that all have one suit, at $\frac{1}{4}$ each?"
@@ -244,7 +245,7 @@ def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
 def test_an_embedding_server_that_does_not_embed_is_refused(answer: Any, tmp_path: Path) -> None:
     with embedding_server(lambda _: answer) as (url, _):
         embedder = EmbeddingSettings(kind="server", base_url=url)
-        with pytest.raises(ValueError, match=r"/v1/embeddings: (the answer holds no|1 texts were sent)"):
+        with pytest.raises(ServerError, match=r"/v1/embeddings: (the answer holds no|1 texts were sent)"):
             run(documents(one="x"), tmp_path, stages=("embedding",), embedding={"embedder": embedder.model_dump()})
 
 

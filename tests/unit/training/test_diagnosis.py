@@ -190,7 +190,7 @@ def test_an_aborted_response_is_counted_no_more_than_in_training() -> None:
 
 
 def test_answers_that_nobody_could_judge_are_no_diagnosis() -> None:
-    with pytest.raises(ValueError, match="no answer could be judged: check the reference answers"):
+    with pytest.raises(RuntimeError, match="no answer could be judged: check the reference answers"):
         answers_of([], max_tokens=64, judging=ANY_JUDGING)
     unjudged = {"groups/rejected/ratio": 1.0, "train/accuracy/mean": None, "train/truncation/ratio": 0.0}
     assert answers_in([StepMetrics(step=1, stage=0, values=unjudged | {"stage/max_tokens": 64})]) is None

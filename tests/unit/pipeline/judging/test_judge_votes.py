@@ -18,6 +18,7 @@ from magicrl.pipeline import judge_votes
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_votes import Judgement, UnreadableAnswer, judge_problems, read_answer, votes_missing
 from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
+from magicrl_verifiers.served import ServerError
 
 PROBLEMS = [Document(id=f"p{i}", text=f"What is {i} + 7?") for i in range(3)]
 
@@ -90,7 +91,7 @@ def test_what_arrived_before_a_failure_is_kept(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], number: int) -> Reply:
         return verdict(True) if number <= 5 else (401, {"error": {"message": "no more"}})
 
-    with serving(answer) as server, pytest.raises(ValueError, match=r"judge 'a': .*status 401.*OPENAI_API_KEY"):
+    with serving(answer) as server, pytest.raises(ServerError, match=r"judge 'a': .*status 401.*OPENAI_API_KEY"):
         ask(judging(server, concurrency=1), tmp_path)
     lines = (tmp_path / "votes.jsonl").read_text().splitlines()
     assert len(lines) == 5
@@ -188,7 +189,7 @@ def test_a_problem_that_the_server_refuses_is_a_failed_vote(tmp_path: Path) -> N
 
 def test_a_server_that_refuses_everything_is_an_error(tmp_path: Path) -> None:
     with serving(lambda body, number: (422, {"detail": "temperature must be below 1"})) as server:
-        with pytest.raises(ValueError, match=r"judge 'a': .*temperature must be below 1"):
+        with pytest.raises(ServerError, match=r"judge 'a': .*temperature must be below 1"):
             ask(judging(server), tmp_path)
         assert not (tmp_path / "votes.jsonl").read_text()
 
@@ -209,7 +210,7 @@ def test_the_form_is_what_the_server_takes(takes: str, forms: list[str], tmp_pat
     with serving(answer) as server:
         assert [one.keeps for one in ask(judging(server, concurrency=4), tmp_path)] == [4, 4, 4]
         assert list(dict.fromkeys(form(body) for body in server.asked)) == forms
-        with pytest.raises(ValueError, match="response_format"):
+        with pytest.raises(ServerError, match="response_format"):
             ask(judging(server, structured="json_schema", seed=1), tmp_path)
 
 
@@ -228,7 +229,7 @@ def test_a_judge_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        with pytest.raises(ValueError, match=r"judge 'a': .*cannot reach the server.*after 2 attempts"):
+        with pytest.raises(ServerError, match=r"judge 'a': .*cannot reach the server.*after 2 attempts"):
             ask(judging(url, attempts=2), tmp_path)
 
 
@@ -240,7 +241,7 @@ def test_a_judge_that_is_silent_times_out(tmp_path: Path) -> None:
         return verdict(True)
 
     with serving(answer) as server:
-        with pytest.raises(ValueError, match=r"no answer within 0\.05 s.*attempt_seconds"):
+        with pytest.raises(ServerError, match=r"no answer within 0\.05 s.*attempt_seconds"):
             ask(judging(server, attempts=2, attempt_seconds=0.05, votes=1), tmp_path, PROBLEMS[:1])
         late.set()
 
@@ -257,7 +258,7 @@ def test_when_one_judge_fails_the_other_ones_votes_are_kept(tmp_path: Path) -> N
 
     with serving(answer) as server:
         settings = judging(server, votes=40, names=("a", "b"), concurrency=2)
-        with pytest.raises(ValueError, match="judge 'b'"):
+        with pytest.raises(ServerError, match="judge 'b'"):
             ask(settings, tmp_path)
         paid = sum(body["model"] == "a" for body in server.asked)
         assert paid < 120, "nothing new is asked for after the error"
@@ -302,7 +303,7 @@ def test_settings_say_what_is_wrong() -> None:
         JudgingSettings.model_validate({"judges": [one, one]})
     with pytest.raises(ValueError, match="keep_votes is 20, and there are only 16"):
         JudgingSettings.model_validate({"judges": [one], "keep_votes": 20})
-    with pytest.raises(ValueError, match="temperature = 0 gives one vote"):
+    with pytest.raises(ValueError, match="temperature = 0 gives the same vote every time"):
         JudgingSettings.model_validate({"judges": [one | {"temperature": 0}]})
 
 
