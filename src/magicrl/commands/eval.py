@@ -434,6 +434,8 @@ def _present(
     if list_:
         show_benchmarks(console)
         return 0
+    if inspect_logs is not None and (compare is not None or run is not None):
+        raise RecipeError("--inspect-logs needs --model; for a checkpoint: magicrl eval --merge --output DIR/step-N")
     if compare is not None:
         from magicrl.evaluation.comparison import compare_all, save_comparison
 
@@ -454,8 +456,6 @@ def _present(
         if status == 0 and (output / RESULTS).exists():  # other shards may be missing
             _write_logs(output, inspect_logs, console)
         return status
-    if inspect_logs is not None:
-        raise RecipeError("--inspect-logs needs --model; for a checkpoint: magicrl eval --merge --output DIR/step-N")
     if given.model is not None or given.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
     sample = functools.partial(_sample_and_show, console=console, again=True)

@@ -22,8 +22,7 @@ class AlgorithmConfig(Section):
 
     loss: LossName = "magic"
     """Policy loss: `magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `scalerl`, `sapo`, `ce_gppo`,
-    `aspo`, `dppo`, `dppo_kl` (docs/guides/custom-parts.md), or a custom one, `file.py:ROW`
-    (docs/guides/custom-parts.md)."""
+    `aspo`, `dppo`, `dppo_kl`, or a custom one, `file.py:ROW` (docs/guides/custom-parts.md)."""
     advantage: AdvantageName = "group"
     """Advantage estimator: `group` (reward minus the group's mean, divided by its standard deviation), `rloo`, `maxrl`,
     `pass_at_k`, `batch_std`, `gdpo` (for several rewards), `reinforce_pp`, `reinforce_pp_baseline`

@@ -220,7 +220,10 @@ def _measured(
         g.group.request.problem.key: PassCount(correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum()))
         for g in groups
     }
-    answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=judging))
+    try:
+        answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=judging))
+    except RuntimeError as error:
+        raise RuntimeError(f"data.difficulty_filter: {error}") from None
     return {
         "samples": settings.samples,
         "temperature": settings.temperature,

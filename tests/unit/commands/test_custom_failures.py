@@ -77,4 +77,4 @@ def test_the_part_and_the_place_are_shown(setting: str, shown: str, tmp_path: Pa
 def test_a_reward_that_exits_is_a_failed_judgement(tmp_path: Path) -> None:
     done = train(tmp_path, "reward=own.py:judge")
     assert done.returncode == 1
-    assert "no answer could be judged: SystemExit: 0" in done.stderr.splitlines()[-1]
+    assert "data.difficulty_filter: no answer could be judged: SystemExit: 0" in done.stderr.splitlines()[-1]

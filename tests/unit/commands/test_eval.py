@@ -179,6 +179,8 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--field", "prompt"], "--field prompt: give prompt=COLUMN"),
         (["--engine", "warp"], "--engine: unknown engine 'warp'"),
         (["--benchmark", "gsm9k"], "did you mean 'gsm8k'?"),
+        (["--inspect-logs", "logs", "--compare", "a", "b"], "--inspect-logs needs --model"),
+        (["--inspect-logs", "logs", "--run", "a"], "--inspect-logs needs --model"),
     ],
 )
 def test_a_wrong_option_is_refused_before_a_model_is_loaded(more: list[str], message: str, tmp_path: Path) -> None:
