@@ -1,8 +1,9 @@
 """Results of the showcase (docs/evidence/showcase.md): ``python -m studies.showcase collect RUN`` and ``... page``.
 
 ``collect`` writes what the page needs of a run to ``studies/results/showcase/NAME.json``. The folder's name says what
-it is: ``family-SEED``, ``own-SEED`` (the supervised baseline) or ``TASK-SEED``; seed 90 is a short run. ``page`` writes
-the results of all these files, and of the screening, into the page, and its figure.
+it is: ``family-SEED``, ``own-SEED`` (the supervised baseline), ``parts-VARIANT-SEED`` (20 steps of one variant) or
+``TASK-SEED``; seed 90 is a short run. ``page`` writes the results of all these files, and of the screening, into the
+page, and its figure.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ CURVES = (
     "length/mean",
     "train/truncation/ratio",
     "learner/grad_norm",
+    "learner/sgd_steps",
+    "entropy/alpha",
 )
 BAR, BAR_AT_1, PREMISE = 0.443, 0.38, 0.05
 """Claims on family_relationships: accuracy greedy, at temperature 1 (runs of 60 steps only), and greedy before."""
@@ -248,7 +251,7 @@ def supervised(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the tables of the other tasks: their runs at temperature 1, and the screening."""
-    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own")}
+    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "parts")}
     lines = [
         "| run | steps | right, first two | right, last two | truncated | without a model | CPU s |",
         "|---|---|---|---|---|---|---|",
