@@ -101,6 +101,14 @@ def test_minutes_and_samples_are_the_budget(recipe: Path, monkeypatch: pytest.Mo
     assert budgets == [{"seconds": 120, "samples": 7}]
 
 
+def test_too_few_minutes_are_said_with_the_time_that_it_took(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preflight(recipe, minutes=1e-4, samples=8)
+    note = "note: --minutes 0.0001 is too short for this recipe: the fewest answers and steps that say something took "
+    assert capsys.readouterr().out.splitlines()[-1].startswith(note)
+    preflight(recipe, minutes=60, samples=8)
+    assert "too short" not in capsys.readouterr().out
+
+
 def test_what_cannot_be_measured_is_refused(recipe: Path) -> None:
     with pytest.raises(RecipeError, match="minutes must be above 0"):
         preflight(recipe, minutes=0)
