@@ -189,9 +189,19 @@ def test_an_answer_that_is_right_once_in_hundreds_is_looked_for(toy: Path, tmp_p
 def test_the_kl_of_an_update_grows_with_the_square_of_the_rate(toy: Path) -> None:
     rng = np.random.default_rng(0)
     sampled = [(rng.integers(4, 12, 8), rng.integers(4, 12, 6)) for _ in range(4)]
-    found = [measured_step(load_policy(toy), ModelConfig(dtype="float32"), sampled, rate)[1] for rate in (1e-5, 1e-4)]
+    others = [(rng.integers(4, 12, 8), rng.integers(4, 12, 6)) for _ in range(4)]
+    model = ModelConfig(dtype="float32")
+    found = [measured_step(load_policy(toy), model, sampled, others, rate)[1] for rate in (1e-5, 1e-4)]
     assert found[0] > 0
     assert 30 < found[1] / found[0] < 300
+
+
+def test_the_kl_of_an_update_is_measured_on_answers_that_it_was_not_made_from(toy: Path) -> None:
+    rng = np.random.default_rng(0)
+    sampled, others = ([(rng.integers(4, 12, 8), rng.integers(4, 12, 6)) for _ in range(4)] for _ in range(2))
+    model = ModelConfig(dtype="float32")
+    measured, own = (measured_step(load_policy(toy), model, sampled, on, 3e-3)[1] for on in (others, sampled))
+    assert measured < 0.5 * own, "an update raises the log-probs of its own tokens"
 
 
 def test_paths_of_a_recipe_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
