@@ -20,12 +20,17 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
+from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import Problem
 from magicrl.reporting.charts import Chart, Series, draw
 from magicrl.training.start_checks import check_run
+from studies.claims import holm
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results" / "showcase"
@@ -51,6 +56,16 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "product": lambda a, b: a * b,
     "quotient": lambda a, b: max(a, b) / (min(a, b) or 1),
 }
+PREMISES: dict[str, Callable[[Mapping[str, list[Any]], Mapping[str, list[Any]]], bool]] = {
+    "entropy": lambda own, _: sum(alpha > 0 for alpha in own["entropy/alpha"]) >= 4,
+    "stages": lambda own, base: sum(own["train/truncation/ratio"][:10]) > sum(base["train/truncation/ratio"][:10]),
+    "nsgd4": lambda own, _: sum(filter(None, own["learner/sgd_steps"])) >= 30,
+    "nsgd4-half": lambda own, _: sum(filter(None, own["learner/sgd_steps"])) >= 30,
+    "all-groups": lambda _, base: sum(base["groups/rejected/ratio"]) >= 0.2 * len(base["groups/rejected/ratio"]),
+}
+"""Premise of each part of MAGIC: a function of its curves and those of ``base`` with the same seed."""
+EQUAL, LEAST_LEARNED = 10.0, 0.1
+"""Parts: the largest difference in points that counts as none, and the greedy accuracy that ``base`` must reach."""
 HOW = {"0.0": "greedy", "1.0": "at temperature 1"}
 LEAST_MIXED = 0.1
 """Share of mixed groups from which a screened task has a row."""
@@ -249,6 +264,63 @@ def supervised(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the tables of MAGIC's parts: each run with its difference to ``base``, and the verdicts over seeds."""
+    by_variant: dict[str, dict[int, Mapping[str, Any]]] = {}
+    for name, run in runs.items():
+        if name.startswith("parts-"):
+            by_variant.setdefault(name.removeprefix("parts-").rpartition("-")[0], {})[run["seed"]] = run
+    bases = by_variant.pop("base", {})
+    lines = [
+        "| variant | seed | greedy after | minus `base` | training, steps 16 to 20 | sampled tokens | CPU s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    differences: dict[str, list[float]] = {}
+    for variant, found in {"base": bases, **by_variant}.items():
+        for seed, run in sorted(found.items()):
+            after, curves = run["tests"]["after"]["0.0"], run["curves"]
+            minus = ""
+            if variant != "base":
+                d = paired_difference(after["per_problem"], bases[seed]["tests"]["after"]["0.0"]["per_problem"])
+                differences.setdefault(variant, []).append(100 * d.mean)
+                minus = f"{100 * d.mean:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})"
+            late = percent(sum(curves["train/accuracy/mean"][15:20]) / 5)
+            cells = [
+                with_interval(after["accuracy"]),
+                minus,
+                late,
+                f"{sum(256 * n for n in curves['length/mean']):,.0f}",
+            ]
+            lines.append(f"| `{variant}` | {seed} | {' | '.join(cells)} | {run['cpu_seconds']} |")
+    lines += [
+        "",
+        "| variant | premise | mean difference | 95 % interval over seeds | verdict |",
+        "|---|---|---|---|---|",
+    ]
+    decided = {name: d for name, d in differences.items() if name in PREMISES and len(d) == SEEDS}
+    p_values = holm([float(stats.ttest_1samp(d, 0.0).pvalue) for d in decided.values()])
+    corrected = dict(zip(decided, p_values, strict=True))
+    learned = all(run["tests"]["after"]["0.0"]["accuracy"]["mean"] >= LEAST_LEARNED for run in bases.values())
+    for variant, values in differences.items():
+        if variant not in PREMISES:
+            continue
+        met = learned and all(
+            PREMISES[variant](run["curves"], bases[seed]["curves"]) for seed, run in by_variant[variant].items()
+        )
+        mean, half = float(np.mean(values)), float("nan")
+        if len(values) > 1:
+            half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+        verdict = "undecided"
+        if met and corrected.get(variant, 1.0) < 0.05:
+            verdict = "higher" if mean > 0 else "lower"
+        elif met and variant in decided and abs(mean) + half <= EQUAL:
+            verdict = "no difference"
+        interval = f"{mean - half:+.1f} to {mean + half:+.1f}" if len(values) > 1 else ""
+        cells = ["met" if met else "not met", f"{mean:+.1f}", interval, f"{verdict} ({len(values)} seeds)"]
+        lines.append(f"| `{variant}` | {' | '.join(cells)} |")
+    return lines
+
+
 def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the tables of the other tasks: their runs at temperature 1, and the screening."""
     others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "parts")}
@@ -305,7 +377,7 @@ def main() -> None:
     files = sorted(RESULTS.glob("*-*.json"))
     runs: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
     family = [run for name, run in runs.items() if name.startswith("family-")]
-    tables = {"baseline": supervised(runs), "tasks": other_tasks(runs)}
+    tables = {"baseline": supervised(runs), "parts": parts(runs), "tasks": other_tasks(runs)}
     text = PAGE.read_text(encoding="utf-8")
     for name, content in {"results": results(family), **{n: "\n".join(ls) + "\n" for n, ls in tables.items()}}.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"

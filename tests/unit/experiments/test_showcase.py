@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from magicrl.config.schema import SourceConfig
 from magicrl.records import Problem
-from studies.showcase import sentence, without_model, without_template
+from studies.showcase import parts, sentence, without_model, without_template
 
 
 def problem(prompt: str, answer: str) -> Problem:
@@ -54,3 +55,54 @@ def test_a_claim_needs_its_premise_its_seeds_and_each_bar(
         for seed, value in enumerate(greedy)
     ]
     assert f"**{verdict}**" in sentence(runs)
+
+
+def part(seed: int, right: int, *, alpha: int = 4) -> dict[str, Any]:
+    """Return a run of 20 steps with ``right`` of 100 problems right after training, and alpha on in some steps."""
+    curves = {
+        "train/accuracy/mean": 0.5,
+        "train/truncation/ratio": 0.5,
+        "groups/rejected/ratio": 0.1,
+        "length/mean": 8.0,
+    }
+    score = {"mean": right / 100, "low": 0.0, "high": 1.0}
+    return {
+        "seed": seed,
+        "cpu_seconds": 9,
+        "curves": {key: [value] * 20 for key, value in curves.items()}
+        | {"entropy/alpha": [0.0] * (20 - alpha) + [0.1] * alpha, "learner/sgd_steps": [None] + [1] * 19},
+        "tests": {"after": {"0.0": {"accuracy": score, "per_problem": [1.0] * right + [0.0] * (100 - right)}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "changes", "alpha", "words"),
+    [
+        (30, (30, 31, 29), 4, "| met | +30.0 | +27.5 to +32.5 | higher (3 seeds) |"),
+        (30, (-9, -9, -10), 4, "lower (3 seeds)"),
+        (30, (30, 31), 4, "undecided (2 seeds)"),
+        (30, (30, 5, 60), 4, "undecided (3 seeds)"),
+        (30, (1, -1, 0), 4, "no difference (3 seeds)"),
+        (30, (30, 31, 29), 3, "| not met | +30.0 | +27.5 to +32.5 | undecided (3 seeds) |"),
+        (9, (30, 31, 29), 4, "| not met |"),
+    ],
+)
+def test_a_part_differs_only_with_its_premise_and_three_seeds(
+    base: int, changes: tuple[int, ...], alpha: int, words: str
+) -> None:
+    runs = {f"parts-base-{seed}": part(seed, base) for seed in (7, 8, 9)}
+    runs |= {f"parts-entropy-{7 + i}": part(7 + i, base + d, alpha=alpha) for i, d in enumerate(changes)}
+    lines = parts(runs)
+    assert words in lines[-1]
+    assert "| `entropy` | 7 |" in lines[5]
+    assert f"{changes[0]:+.1f} (" in lines[5]
+    assert lines[5].endswith("| 50.0 | 40,960 | 9 |")
+
+
+def test_a_holm_correction_is_over_the_variants_with_three_seeds() -> None:
+    runs = {f"parts-base-{seed}": part(seed, 30) for seed in (7, 8, 9)}
+    runs |= {f"parts-entropy-{7 + i}": part(7 + i, 30 + d) for i, d in enumerate((20, 25, 15))}
+    assert "higher" in parts(runs)[-1]
+    for name in ("stages", "all-groups"):
+        runs |= {f"parts-{name}-{seed}": part(seed, 22 + seed) for seed in (7, 8, 9)}
+    assert "undecided" in next(line for line in parts(runs) if line.startswith("| `entropy` | met"))
