@@ -26,7 +26,6 @@ from scipy import stats
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
-from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import Problem
 from magicrl.reporting.charts import Chart, Series, draw
 from magicrl.training.start_checks import check_run
@@ -45,6 +44,8 @@ CURVES = (
     "learner/grad_norm",
     "learner/sgd_steps",
     "entropy/alpha",
+    "time/rollout_cpu",
+    "time/train_cpu",
 )
 BAR, BAR_AT_1, PREMISE = 0.443, 0.38, 0.05
 """Claims on family_relationships: accuracy greedy, at temperature 1 (runs of 60 steps only), and greedy before."""
@@ -64,8 +65,8 @@ PREMISES: dict[str, Callable[[Mapping[str, list[Any]], Mapping[str, list[Any]]],
     "all-groups": lambda _, base: sum(base["groups/rejected/ratio"]) >= 0.2 * len(base["groups/rejected/ratio"]),
 }
 """Premise of each part of MAGIC: a function of its curves and those of ``base`` with the same seed."""
-EQUAL, LEAST_LEARNED = 10.0, 0.1
-"""Parts: the largest difference in points that counts as none, and the greedy accuracy that ``base`` must reach."""
+EQUAL, LEAST_LEARNED = 10.0, 10.0
+"""Parts: the largest difference that counts as none, and the accuracy that ``base`` must reach, in points."""
 HOW = {"0.0": "greedy", "1.0": "at temperature 1"}
 LEAST_MIXED = 0.1
 """Share of mixed groups from which a screened task has a row."""
@@ -264,50 +265,53 @@ def supervised(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def late(curves: Mapping[str, list[Any]]) -> tuple[float, float]:
+    """Return the training accuracy over steps 16 to 20 and its standard error over problems, in points."""
+    accuracy, errors = (curves[f"train/accuracy/{key}"][15:20] for key in ("mean", "standard_error"))
+    return 20 * sum(accuracy), 20 * float(np.linalg.norm(errors))
+
+
 def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the tables of MAGIC's parts: each run with its difference to ``base``, and the verdicts over seeds."""
-    by_variant: dict[str, dict[int, Mapping[str, Any]]] = {}
+    """Return the tables of MAGIC's parts: each run with its difference to ``base``, and the verdicts over seeds.
+
+    ``base`` is the first 20 steps of the RL run with the same seed. A run that differs from it in its first step, which
+    is before any update, is not compared.
+    """
+    bases = {run["seed"]: run["curves"] for name, run in runs.items() if name.startswith("family-")}
+    found: dict[str, dict[int, Mapping[str, Any]]] = {"base": {}}
     for name, run in runs.items():
-        if name.startswith("parts-"):
-            by_variant.setdefault(name.removeprefix("parts-").rpartition("-")[0], {})[run["seed"]] = run
-    bases = by_variant.pop("base", {})
+        seed, curves = run["seed"], run["curves"]
+        if name.startswith("parts-") and curves["length/mean"][0] == bases[seed]["length/mean"][0]:
+            found["base"][seed] = {"curves": bases[seed]}
+            found.setdefault(name.removeprefix("parts-").rpartition("-")[0], {})[seed] = run
     lines = [
-        "| variant | seed | greedy after | minus `base` | training, steps 16 to 20 | sampled tokens | CPU s |",
-        "|---|---|---|---|---|---|---|",
+        "| variant | seed | steps 16 to 20 | minus `base` | greedy after | updates | sampled tokens | CPU s |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     differences: dict[str, list[float]] = {}
-    for variant, found in {"base": bases, **by_variant}.items():
-        for seed, run in sorted(found.items()):
-            after, curves = run["tests"]["after"]["0.0"], run["curves"]
-            minus = ""
+    for variant, by_seed in found.items():
+        for seed, run in sorted(by_seed.items()):
+            curves = {key: values[:20] for key, values in run["curves"].items()}
+            (accuracy, error), (known, other) = late(curves), late(bases[seed])
+            minus, half, greedy = accuracy - known, 1.96 * float(np.hypot(error, other)), ""
             if variant != "base":
-                d = paired_difference(after["per_problem"], bases[seed]["tests"]["after"]["0.0"]["per_problem"])
-                differences.setdefault(variant, []).append(100 * d.mean)
-                minus = f"{100 * d.mean:+.1f} ({100 * d.low:+.1f} to {100 * d.high:+.1f})"
-            late = percent(sum(curves["train/accuracy/mean"][15:20]) / 5)
-            cells = [
-                with_interval(after["accuracy"]),
-                minus,
-                late,
-                f"{sum(256 * n for n in curves['length/mean']):,.0f}",
-            ]
-            lines.append(f"| `{variant}` | {seed} | {' | '.join(cells)} | {run['cpu_seconds']} |")
-    lines += [
-        "",
-        "| variant | premise | mean difference | 95 % interval over seeds | verdict |",
-        "|---|---|---|---|---|",
-    ]
+                differences.setdefault(variant, []).append(minus)
+                greedy = with_interval(run["tests"]["after"]["0.0"]["accuracy"])
+            cells = ["" if variant == "base" else f"{minus:+.1f} ({minus - half:+.1f} to {minus + half:+.1f})", greedy]
+            updates, tokens = sum(filter(None, curves["learner/sgd_steps"])), 256 * sum(curves["length/mean"])
+            cells += [f"{updates:.0f}", f"{tokens:,.0f}"]
+            cells += [f"{sum(curves['time/rollout_cpu'] + curves['time/train_cpu']):.0f}"]
+            shown = f"{accuracy:.1f} ({accuracy - 1.96 * error:.1f} to {accuracy + 1.96 * error:.1f})"
+            lines.append(f"| `{variant}` | {seed} | {shown} | {' | '.join(cells)} |")
     decided = {name: d for name, d in differences.items() if name in PREMISES and len(d) == SEEDS}
     p_values = holm([float(stats.ttest_1samp(d, 0.0).pvalue) for d in decided.values()])
     corrected = dict(zip(decided, p_values, strict=True))
-    learned = all(run["tests"]["after"]["0.0"]["accuracy"]["mean"] >= LEAST_LEARNED for run in bases.values())
-    for variant, values in differences.items():
-        if variant not in PREMISES:
-            continue
-        met = learned and all(
-            PREMISES[variant](run["curves"], bases[seed]["curves"]) for seed, run in by_variant[variant].items()
-        )
-        mean, half = float(np.mean(values)), float("nan")
+    lines += ["", "| variant | premise | mean difference | over seeds (95 %) | verdict |", "|---|---|---|---|---|"]
+    for variant in sorted(differences.keys() & PREMISES.keys()):
+        pairs = [(run["curves"], bases[seed]) for seed, run in found[variant].items()]
+        met = all(late(base)[0] >= LEAST_LEARNED and PREMISES[variant](own, base) for own, base in pairs)
+        values = differences[variant]
+        mean, half = float(np.mean(values)), float("inf")
         if len(values) > 1:
             half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
         verdict = "undecided"
@@ -316,7 +320,7 @@ def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         elif met and variant in decided and abs(mean) + half <= EQUAL:
             verdict = "no difference"
         interval = f"{mean - half:+.1f} to {mean + half:+.1f}" if len(values) > 1 else ""
-        cells = ["met" if met else "not met", f"{mean:+.1f}", interval, f"{verdict} ({len(values)} seeds)"]
+        cells = ["met" if met else "not met", f"{mean:+.1f}", interval, f"{verdict}, {len(values)} of {SEEDS} seeds"]
         lines.append(f"| `{variant}` | {' | '.join(cells)} |")
     return lines
 

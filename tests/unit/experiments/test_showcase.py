@@ -57,52 +57,59 @@ def test_a_claim_needs_its_premise_its_seeds_and_each_bar(
     assert f"**{verdict}**" in sentence(runs)
 
 
-def part(seed: int, right: int, *, alpha: int = 4) -> dict[str, Any]:
-    """Return a run of 20 steps with ``right`` of 100 problems right after training, and alpha on in some steps."""
-    curves = {
-        "train/accuracy/mean": 0.5,
-        "train/truncation/ratio": 0.5,
-        "groups/rejected/ratio": 0.1,
-        "length/mean": 8.0,
-    }
-    score = {"mean": right / 100, "low": 0.0, "high": 1.0}
+def part(seed: int, right: int, *, alpha: int = 4, first: float = 8.0) -> dict[str, Any]:
+    """Return a run with ``right`` % right from step 16 to 20, 0 before and after, and alpha above 0 in some steps."""
     return {
         "seed": seed,
-        "cpu_seconds": 9,
-        "curves": {key: [value] * 20 for key, value in curves.items()}
-        | {"entropy/alpha": [0.0] * (20 - alpha) + [0.1] * alpha, "learner/sgd_steps": [None] + [1] * 19},
-        "tests": {"after": {"0.0": {"accuracy": score, "per_problem": [1.0] * right + [0.0] * (100 - right)}}},
+        "curves": {
+            "train/accuracy/mean": [0.0] * 15 + [right / 100] * 5 + [0.0],
+            "train/accuracy/standard_error": [0.01 * 5**0.5] * 21,
+            "train/truncation/ratio": [0.5] * 21,
+            "length/mean": [first] + [8.0] * 20,
+            "entropy/alpha": [0.0] * (20 - alpha) + [0.1] * alpha + [0.0],
+            "learner/sgd_steps": [None] + [1] * 20,
+            "groups/rejected/ratio": [0.1] * 21,
+            "time/rollout_cpu": [1.0] * 21,
+            "time/train_cpu": [2.0] * 21,
+        },
+        "tests": {"after": {"0.0": {"accuracy": {"mean": 0.5, "low": 0.4, "high": 0.6}}}},
     }
 
 
 @pytest.mark.parametrize(
     ("base", "changes", "alpha", "words"),
     [
-        (30, (30, 31, 29), 4, "| met | +30.0 | +27.5 to +32.5 | higher (3 seeds) |"),
-        (30, (-9, -9, -10), 4, "lower (3 seeds)"),
-        (30, (30, 31), 4, "undecided (2 seeds)"),
-        (30, (30, 5, 60), 4, "undecided (3 seeds)"),
-        (30, (1, -1, 0), 4, "no difference (3 seeds)"),
-        (30, (30, 31, 29), 3, "| not met | +30.0 | +27.5 to +32.5 | undecided (3 seeds) |"),
+        (30, (30, 31, 29), 4, "| met | +30.0 | +27.5 to +32.5 | higher, 3 of 3 seeds |"),
+        (30, (-9, -9, -10), 4, "lower, 3 of 3 seeds"),
+        (30, (30, 31), 4, "undecided, 2 of 3 seeds"),
+        (30, (30, 5, 60), 4, "undecided, 3 of 3 seeds"),
+        (30, (1, -1, 0), 4, "no difference, 3 of 3 seeds"),
+        (30, (30, 31, 29), 3, "| not met | +30.0 | +27.5 to +32.5 | undecided, 3 of 3 seeds |"),
         (9, (30, 31, 29), 4, "| not met |"),
     ],
 )
 def test_a_part_differs_only_with_its_premise_and_three_seeds(
     base: int, changes: tuple[int, ...], alpha: int, words: str
 ) -> None:
-    runs = {f"parts-base-{seed}": part(seed, base) for seed in (7, 8, 9)}
-    runs |= {f"parts-entropy-{7 + i}": part(7 + i, base + d, alpha=alpha) for i, d in enumerate(changes)}
+    runs = {f"family-{seed}": part(seed, base) for seed in (4, 5, 6)}
+    runs |= {f"parts-entropy-{4 + i}": part(4 + i, base + d, alpha=alpha) for i, d in enumerate(changes)}
     lines = parts(runs)
     assert words in lines[-1]
-    assert "| `entropy` | 7 |" in lines[5]
-    assert f"{changes[0]:+.1f} (" in lines[5]
-    assert lines[5].endswith("| 50.0 | 40,960 | 9 |")
+    assert lines[2] == f"| `base` | 4 | {base}.0 ({base - 1.96:.1f} to {base + 1.96:.1f}) |  |  | 19 | 40,960 | 60 |"
+    d = changes[0]
+    row = f"| {d:+.1f} ({d - 2.77:+.1f} to {d + 2.77:+.1f}) | 50.0 (40.0 to 60.0) | 19 | 40,960 | 60 |"
+    assert lines[2 + len(changes)].endswith(row)
 
 
-def test_a_holm_correction_is_over_the_variants_with_three_seeds() -> None:
-    runs = {f"parts-base-{seed}": part(seed, 30) for seed in (7, 8, 9)}
-    runs |= {f"parts-entropy-{7 + i}": part(7 + i, 30 + d) for i, d in enumerate((20, 25, 15))}
+def test_holms_correction_is_over_the_variants_with_three_seeds() -> None:
+    runs = {f"family-{seed}": part(seed, 30) for seed in (4, 5, 6)}
+    runs |= {f"parts-entropy-{4 + i}": part(4 + i, 30 + d) for i, d in enumerate((20, 25, 15))}
     assert "higher" in parts(runs)[-1]
     for name in ("stages", "all-groups"):
-        runs |= {f"parts-{name}-{seed}": part(seed, 22 + seed) for seed in (7, 8, 9)}
+        runs |= {f"parts-{name}-{seed}": part(seed, 25 + seed) for seed in (4, 5, 6)}
     assert "undecided" in next(line for line in parts(runs) if line.startswith("| `entropy` | met"))
+
+
+def test_a_part_whose_first_step_differs_from_base_is_not_compared() -> None:
+    runs = {"family-4": part(4, 30), "parts-entropy-4": part(4, 60, first=9.0)}
+    assert not [line for line in parts(runs) if "`" in line.partition("|")[2].partition("|")[0]]
