@@ -108,6 +108,7 @@ _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?![\d
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
 _ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z](?:_\s?\w+)?)\s*\)")
+_ARGUMENT = re.compile(r"\b(sin|cos|tan|cot|sec|csc|ln|log)\s*\(\s*(\d*\s*[a-z])\s*\)(?!\s*\^)")
 _SPECIAL = re.compile(r"[\\$^{}\x80-\U0010ffff]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
 _TOKEN = re.compile(
@@ -199,7 +200,7 @@ def tokens_of(text: str) -> list[str]:
         text = _COMMON_MULTIPLE.sub("lcm", _COMMON_DIVISOR.sub("gcd", text))
     text = _LETTER_UNIT.sub(lambda m: m[1] + _METRIC[m[2]], text)
     if "(" in text:
-        text = _ATOM.sub(r" \1 ", text)
+        text = _ARGUMENT.sub(r"\1 \2 ", _ATOM.sub(r" \1 ", text))
     tokens = _TOKEN.findall(text)
     if "." in text or "0" in text:
         tokens = [_number(token) if token[0] in "0." or "." in token else token for token in tokens]

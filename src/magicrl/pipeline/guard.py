@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, SYNONYMS, WORDS, listed, poles_of, stem, tokens_of
 
-_OPERATORS = listed("+ ^ < > <= >= != sqrt !")
+_OPERATORS = listed("+ ^ < > <= >= != sqrt ! |")
 _BOUNDS = {("at", "most"): "atmost", ("at", "least"): "atleast"}
 _MINIMAL = 2
 """Two texts that differ in at most this many words differ on purpose, unless the words are synonyms."""
@@ -28,7 +28,9 @@ _SMALL = NEUTRAL - WORDS.counted
 _NAME = re.compile(
     r"(?<=[a-z,;] )[A-Z][a-z]+\b"
     r"|\b[A-Z][a-z]+(?=['’]s\b| (?:and [A-Z]|[a-z]+(?:s|ed)\b|had|was|can|will|went|bought|sold|got|made"
-    r"|took|gave|spent|ate|ran|found|saw|wrote|read|paid|said|did|does|would|also|now|then))"
+    r"|took|gave|spent|ate|ran|found|saw|wrote|read|paid|said|did|does|would|also|now|then"
+    r"|came|began|built|brought|caught|chose|cut|drank|drew|drove|fed|fell|felt|flew|grew|held|hid|hit|kept|knew|left|lent"
+    r"|lost|met|must|put|rode|sang|sat|sent|slept|spoke|stood|swam|taught|threw|told|won|wore))"
 )
 _LOWER = re.compile(r"\b[a-z]+\b")
 _PHRASES = re.compile(rf"(?<!\S)(?:{'|'.join(map(re.escape, sorted(WORDS.phrases, key=len, reverse=True)))})(?!\S)")
@@ -79,6 +81,8 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
     letters_a, letters_b = _letters(only_a), _letters(only_b)
     if (letters_a and letters_b) or letters_a + letters_b > _MINIMAL:
         return True  # another variable, or another formula
+    if any(_letters(only) and only["("] for only in (only_a, only_b)):
+        return True  # f(f(4)) is not f(4)
     if _shouted(a, only_a) and _shouted(b, only_b):
         return True  # words and points in capitals name objects of the problem
     if not wording:
@@ -220,7 +224,15 @@ def _exchanged(a: list[str], b: list[str]) -> bool:
         return True
     # a single word may move (*in May*); two exchanged words are a difference
     single = [items[0] for items in moved if len(items) == 1]
-    return len(single) > 1 or not "".join([*single, "x"]).isalpha()
+    return len(single) > 1 or not "".join([*single, "x"]).isalpha() or any(_passes(a, b, item) for item in single)
+
+
+def _passes(a: list[str], b: list[str], item: str) -> bool:
+    """Return whether a word changed places with one neighbour, and the text names both again: *half as many A as B*."""
+    steps = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    places = [place for place, step in enumerate(steps) if item in (*a[step[1] : step[2]], *b[step[3] : step[4]])]
+    passed = [a[i] for step in steps[places[0] : places[-1]] if step[0] == "equal" for i in range(step[1], step[2])]
+    return len(passed) == 1 and min(a.count(item), a.count(passed[0])) > 1
 
 
 def _signs(tokens: Sequence[str]) -> int:

@@ -83,6 +83,8 @@ SAME = [
         "In May Ann sold 8 cards to Tom for $5. What did Tom pay?",
         "Zoe vended eight cards to Raj for 5 dollars in May. What did Raj spend?",
     ),
+    ("Solve $\\sin 2x = \\cos 3x$ for 3 values.", "Solve $\\sin(2x) = \\cos(3x)$ for 3 values."),
+    ("Jack came to 9 shops. Then Paul came.", "Omar came to 9 shops. Then Ivan came."),
     ("Her neighbor was traveling 30 km.", "Her neighbour was travelling 30 kilometers."),
     (
         "THE TOTAL IS 30 MARBLES. IT'S 50% OF WHAT TOM HAS.",
@@ -90,6 +92,12 @@ SAME = [
     ),
 ]
 DIFFERENT = [
+    ("Let $f(x)=x^2-x$. Find $f(4)$.", "Let $f(x)=x^2-x$. Find $f(f(4))$."),
+    ("Find the sum of $|a_i|$ for 9 terms.", "Find the sum of $a_i$ for 9 terms."),
+    (
+        "She had half as many gems as ores yesterday. Today she found 6 ores. Of 48 ores, how many gems does she have?",
+        "She had half as many ores as gems yesterday. Today she found 6 ores. Of 48 ores, how many gems does she have?",
+    ),
     ("Find $(5 + x)(20 - x)$ for the root.", "Find $(5 - x)(20 + x)$ for the root."),
     ("Ann has 3 apples.", "Ann has 4 apples."),
     ("Ann has 3 apples and Bob has 5 pears", "Ann has 5 apples and Bob has 3 pears"),

@@ -28,7 +28,7 @@ _LETTERS = r"(?:[^\W\d_]|[\u0300-\u036f\u0900-\u0dff\u0e00-\u0e7f])"
 _PIECE = re.compile(
     rf"(?P<formula>{MATH.pattern})|(?P<value>[(\[][^()\[\]A-Za-z]{{0,60}},[^()\[\]A-Za-z]{{0,60}}[)\]]|{LATEX.pattern}|"
     r"(?:\\?[$€£¥₹])?(?:\d+(?:[.,/:]\d+)*|\.\d+)(?P<nth>(?:st|nd|rd|th)(?![a-z]))?)|"
-    rf"(?P<word>{_LETTERS}+(?:['’-]{_LETTERS}+)*)|(?P<mark>[,;:()\[\]=–—，、；：（）]| - )",
+    rf"(?P<word>{_LETTERS}+(?:['’-]{_LETTERS}+)*)|(?P<mark>[,;:()\[\]=–—，、；：（）]| - |\\[A-Za-z]+)",
     re.DOTALL,
 )
 _NAME = re.compile(r"\$?([A-Za-z])(?:_\w)?\$?")
@@ -148,7 +148,7 @@ def read_clauses(sentence: str) -> tuple[str, str | None]:
 
 _JOINING = frozenset(("and", "or", "to", ",", "und", "et", "y", "e"))
 _OR = frozenset(("or", "oder", "ou", "o", "или"))
-_FAR = frozenset(("condition", "refused", "hedge", "instead", "deny"))
+_FAR = frozenset(("condition", "refused", "hedge", "instead", "deny", "nobody"))
 """Roles of words that affect a value across other words."""
 
 
@@ -298,7 +298,7 @@ class _Reader:
             # "the total if all are sold is 5" gives a value, "if all are 5" does not
             if sum(self._is(one, "is", "be") for one in range(condition, at)) < 2:
                 return DENIED
-        if "refused" in roles and "count" not in roles:
+        if ("refused" in roles and "count" not in roles) or (start < at and self._is(start, "nobody")):
             return DENIED
         if any(self._is_hedge(one) for one in range(start, at)):
             return DOUBTED
@@ -361,7 +361,9 @@ class _Reader:
                 words = {one.text for one in self._pieces[opened + 1 : at] if one.text[1:2].isalpha()}
                 aside = words - _FORMULA_WORDS and self._sentence[:start][-1:].isspace()
                 note = piece.text == "]" and self._sentence[:start][-1:] == "."  # a number of a footnote
-                if (aside or note) and any(one < opened for one in self._given()):
+                if aside and self._is(opened + 1, "value") and "condition" in self._roles(opened, at):
+                    self._mark((one for one in self._given() if one < at), DOUBTED)  # 7 (8 if 0 counts)
+                elif (aside or note) and any(one < opened for one in self._given()):
                     self._mark((one for one in self._values if opened < one < at), DENIED)
                     found.append((start, piece.end))
                 opened = -1
