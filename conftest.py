@@ -1,4 +1,4 @@
-"""Shared by all tests: one torch thread, so that results do not depend on the machine's cores."""
+"""Shared fixtures. All tests compute with one torch thread, so that results do not depend on the number of cores."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from hypothesis import settings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# a shell that starts the suite in its background lets it ignore Ctrl-C, and every process of a test would inherit that
+# A shell that starts the suite in the background makes it ignore Ctrl-C, and every child process would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-settings.register_profile("no deadline", deadline=None)  # how long an example takes says how busy the machine is
+settings.register_profile("no deadline", deadline=None)  # the time of an example depends on the load of the machine
 settings.load_profile("no deadline")
 
 SHARED = Path(__file__).resolve().parents[1] / "shared"
@@ -39,12 +39,12 @@ LONGEST = (
     "tests/unit/distributed/learner/test_learner_ranks.py",
     "tests/unit/distributed/learner/test_losses_of_ranks.py",
 )
-"""Pieces of ``make test-slow`` that take minutes, the longest first: they begin first, so that none is left over."""
+"""Slow tests by duration, longest first: they start first, so that none runs on while the other worker is idle."""
 
 
-@pytest.hookimpl(optionalhook=True)  # a lent GPU's machine has no xdist
+@pytest.hookimpl(optionalhook=True)  # the GPU machine has no xdist
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With ``--dist loadscope`` a worker takes a whole file, or all that starts Ray: one cluster at a time."""
+    """With ``--dist loadscope``, give a worker a whole file, or all tests that start Ray: one cluster at a time."""
     if config.getoption("dist") != "loadscope":
         return None
     from xdist.scheduler import LoadScopeScheduling
@@ -71,7 +71,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def shared_data() -> Path:
-    """The folder of real data beside the checkout; tests that need it are skipped where it is absent."""
+    """Return the folder ``../shared/data``; skip tests that need it where it is missing."""
     folder = SHARED / "data"
     if not folder.is_dir():
         pytest.skip("no ../shared beside this checkout")
@@ -80,7 +80,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two folders with models that know the words of small sums: one architecture and different random weights."""
+    """Return two folders with models whose vocabulary covers small sums: one architecture, different random weights."""
     from magicrl.config.schema import TinyModelConfig
     from magicrl.models.loading import save_policy
     from magicrl.models.small_models import make_tiny
@@ -94,7 +94,7 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 PATIENCE = 600.0
-"""Seconds after which what a test waits for is taken never to come: a limit, not a measurement."""
+"""Time limit in seconds for waiting on another process. It is a limit, not a measurement."""
 
 
 def _until(condition: Callable[[], bool]) -> None:
@@ -106,7 +106,7 @@ def _until(condition: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def until() -> Callable[[Callable[[], bool]], None]:
-    """``until(condition)`` returns once the condition holds: for what another process does and tells nobody of."""
+    """Return a function ``until(condition)`` that waits for a condition on another process."""
     return _until
 
 
@@ -122,8 +122,8 @@ def _room_for(size: int) -> Generator[None]:
 
 @pytest.fixture
 def room_for() -> Callable[[int], AbstractContextManager[None]]:
-    """Within ``room_for(size)`` no file may grow beyond that many bytes: a full disk, without the right to mount one.
+    """Return a context manager in which no file may grow beyond ``size`` bytes, which simulates a full disk.
 
-    Python ignores the signal, so that the write fails.
+    Mounting a small disk would need rights. Python ignores the signal, so the write fails with an error.
     """
     return _room_for

@@ -14,6 +14,8 @@ import re
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,17 @@ CURVES = (
     "train/truncation/ratio",
     "learner/grad_norm",
 )
-RULE, MARGIN, PREMISE = 0.293, 0.15, 0.05
+BAR, BAR_AT_1, PREMISE = 0.443, 0.38, 0.05
+"""Claims on family_relationships: accuracy greedy, at temperature 1 (runs of 60 steps only), and greedy before."""
+SEEDS = 3
+"""Number of seeds of a claim; fewer can make it fail, and do not show it."""
+OPERATIONS: dict[str, Callable[[float, float], float]] = {
+    "sum": lambda a, b: a + b,
+    "difference": lambda a, b: abs(a - b),
+    "product": lambda a, b: a * b,
+    "quotient": lambda a, b: max(a, b) / (min(a, b) or 1),
+}
+HOW = {"0.0": "greedy", "1.0": "at temperature 1"}
 LEAST_MIXED = 0.1
 """Share of mixed groups from which a screened task has a row."""
 
@@ -55,6 +67,7 @@ def collect(run: Path) -> dict[str, Any]:
     data = check_run(config, run.with_name(f".{run.name}-collect"), resume=False).data
     test = next(iter(data.test.values()), ())
     sources = (*config.data.train, *config.data.test.values())
+    bare = [[without_template(p, config.data.train) for p in problems] for problems in (data.train, test or data.train)]
     return {
         "name": run.name,
         "seed": config.run.seed,
@@ -62,7 +75,7 @@ def collect(run: Path) -> dict[str, Any]:
         "status": record["status"],
         "curves": {key: [step.get(key) for step in steps] for key in CURVES},
         "cpu_seconds": round(sum(step["time/rollout_cpu"] + step["time/train_cpu"] for step in steps)),
-        "baselines": without_model(data.train, test or data.train),
+        "baselines": without_model(*bare),
         "tests": tests,
         "environment": record["environments"][-1],
     }
@@ -73,28 +86,40 @@ def problems_of(source: Mapping[str, Any]) -> list[Problem]:
     return load_problems(SourceConfig.model_validate(dict(source)))
 
 
-def without_model(train: Sequence[Problem], test: Sequence[Problem]) -> dict[str, float]:
-    """Return the accuracy on ``test`` of the commonest answer, and of the best operation on the first two numbers.
+def without_template(problem: Problem, sources: Sequence[SourceConfig]) -> Problem:
+    """Return the problem without the text that its source's template puts around it."""
+    for source in sources:
+        head, _, tail = (source.template or "{prompt}").partition("{prompt}")
+        if problem.prompt.startswith(head) and problem.prompt.endswith(tail):
+            problem = replace(problem, prompt=problem.prompt.removeprefix(head).removesuffix(tail))
+    return problem
 
-    Both are chosen on ``train``. Problems with fewer numbers have no such operation.
+
+def without_model(train: Sequence[Problem], test: Sequence[Problem]) -> dict[str, float]:
+    """Return the accuracy on ``test`` of the commonest answer, and of the best rule about the problem's numbers.
+
+    Both are chosen on ``train``. A rule about two numbers is wrong for a problem that has fewer.
     """
     commonest = Counter(p.references[0] for p in train).most_common(1)[0][0]
-    operations: dict[str, Callable[[float, float], float]] = {
-        "sum": lambda a, b: a + b,
-        "difference": lambda a, b: abs(a - b),
-        "product": lambda a, b: a * b,
-        "quotient": lambda a, b: max(a, b) / (min(a, b) or 1),
+    rules: dict[str, Callable[[list[float]], float]] = {
+        "first number": lambda n: n[0],
+        "last number": lambda n: n[-1],
+        "largest number": max,
+        "smallest number": min,
     }
+    for name, operation in OPERATIONS.items():
+        rules[f"{name} of the first two numbers"] = lambda n, of=operation: of(n[0], n[1])
+        rules[f"{name} of the last two numbers"] = lambda n, of=operation: of(n[-2], n[-1])
 
     def share(name: str, problems: Sequence[Problem]) -> float:
-        """Return the share of problems whose answer is this operation of their first two numbers."""
-        pairs = [([float(n) for n in re.findall(r"\d+(?:\.\d+)?", p.prompt)[:2]], p.references[0]) for p in problems]
-        right = [f"{operations[name](*numbers):g}" == answer for numbers, answer in pairs if len(numbers) == 2]
+        """Return the share of problems that the rule answers."""
+        pairs = [([float(n) for n in re.findall(r"\d+(?:\.\d+)?", p.prompt)], p.references[0]) for p in problems]
+        right = [f"{rules[name](numbers):g}" == answer for numbers, answer in pairs if len(numbers) >= 2]
         return sum(right) / max(1, len(problems))
 
-    best = max(operations, key=lambda name: share(name, train))
+    best = max(rules, key=lambda name: share(name, train))
     constant = sum(p.references[0] == commonest for p in test) / max(1, len(test))
-    return {f"always {commonest!r}": constant, f"{best} of the first two numbers": share(best, test)}
+    return {f"always {commonest!r}": constant, best: share(best, test)}
 
 
 def first_person(problem: Problem) -> str:
@@ -131,20 +156,38 @@ def with_interval(score: Mapping[str, float]) -> str:
     return f"{percent(score['mean'])} ({percent(score['low'])} to {percent(score['high'])})"
 
 
+def sentence(runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return what runs of one length show, and the verdict on their claim."""
+    steps = len(runs[0]["curves"][CURVES[0]])
+    bars = {"0.0": BAR, "1.0": BAR_AT_1} if steps > 30 else {"0.0": BAR}
+    before = [run["tests"]["before"]["0.0"]["accuracy"]["mean"] for run in runs]
+    after = {tau: [run["tests"]["after"][tau]["accuracy"]["mean"] for run in runs] for tau in ("0.0", "1.0")}
+    wanted = " and ".join(f"{percent(bar)} % {HOW[tau]}" for tau, bar in bars.items())
+    if max(before) > PREMISE:
+        verdict = "is **undecided**: its premise is not met"
+    elif any(value < bar for tau, bar in bars.items() for value in after[tau]):
+        verdict = "**fails**"
+    else:
+        verdict = "**holds**" if len(runs) >= SEEDS else f"is **undecided** with {len(runs)} of {SEEDS} seeds"
+    reached = "; ".join(f"{HOW[tau]} {', '.join(map(percent, values))} %" for tau, values in after.items())
+    seeds = f"seed{'s' * (len(runs) > 1)} {', '.join(str(run['seed']) for run in runs)}"
+    return (
+        f"{steps} steps, {seeds}: {reached}. The claim that was stated before, at least {wanted} with every seed, "
+        f"{verdict}."
+    )
+
+
 def results(runs: Sequence[Mapping[str, Any]]) -> str:
     """Return the page's results of these runs."""
     test = problems_of(runs[0]["test"])
     rules = baselines(problems_of(runs[0]["train"][0]), test)
-    bar = max(RULE, rules["'son' or 'wife' by the name's gender"]) + MARGIN
-    greedy = [run["tests"]["after"]["0.0"]["accuracy"]["mean"] for run in runs]
-    before = [run["tests"]["before"]["0.0"]["accuracy"]["mean"] for run in runs]
-    held = all(value >= bar for value in greedy) and all(value <= PREMISE for value in before)
-    seeds = f"{len(runs)} seed{'s' if len(runs) > 1 else ''}"
+    before = max(run["tests"]["before"]["0.0"]["accuracy"]["mean"] for run in runs)
+    by_steps = [list(group) for _, group in groupby(runs, key=lambda run: len(run["curves"][CURVES[0]]))]
     lines = [
-        f"SmolLM2-135M-Instruct as published goes from {percent(max(before))} % to {', '.join(map(percent, greedy))} % "
-        f"greedy on {len(test)} test problems ({seeds}), with reinforcement learning alone.",
-        f"The claim that was stated before, at least {percent(bar)} % with every seed, "
-        f"{'holds' if held else 'fails'}.\n",
+        f"SmolLM2-135M-Instruct as published has {percent(before)} % greedy on {len(test)} test problems. With "
+        "reinforcement\nlearning alone it reaches:\n",
+        *(textwrap.fill(f"- {sentence(group)}", 119, subsequent_indent="  ") for group in reversed(by_steps)),
+        "",
         "| run | greedy before | greedy after | at 1 before | at 1 after | pass@16 before | pass@16 after |",
         "|---|---|---|---|---|---|---|",
     ]
@@ -216,6 +259,13 @@ def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         cells = [percent(sum(values) / 2) for values in (right[:2], right[-2:])]
         cells += [f"{percent(long[0])} to {percent(long[-1])}", f"{percent(run['baselines'][rule])} ({rule})"]
         lines.append(f"| {name} | {len(right)} | {' | '.join(cells)} | {run['cpu_seconds']} |")
+    tested = {name: run for name, run in others.items() if "after" in run["tests"]}
+    if tested:
+        lines += ["", "| run | greedy before | greedy after | at 1 before | at 1 after |", "|---|---|---|---|---|"]
+    for name, run in tested.items():
+        pair = [run["tests"][when] for when in ("before", "after")]
+        cells = [with_interval(tests[tau]["accuracy"]) for tau in HOW for tests in pair]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     screening = json.loads((RESULTS / "screening.json").read_text(encoding="utf-8"))
     rows = screening["rows"]
     sampled = {name: row for name, row in rows.items() if "left_out" not in row}
@@ -259,9 +309,10 @@ def main() -> None:
         head, _, rest = text.partition(begin)
         text = f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
     PAGE.write_text(text, encoding="utf-8")
-    FIGURE.write_text(
-        figure([*family, *(run for name, run in runs.items() if name.startswith("own-"))]), encoding="utf-8"
-    )
+    steps = [len(run["curves"][CURVES[0]]) for run in family]
+    drawn = [run for run, length in zip(family, steps, strict=True) if length == max(steps)]
+    drawn += [run for name, run in runs.items() if name.startswith("own-")]
+    FIGURE.write_text(figure(drawn), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ PAGE = ROOT / "docs" / "reference" / "errors.md"
 INTRODUCTION = """# Error messages
 
 Every error is one message on standard error that names the file, line or setting, and the remedy. The exit status is 2
-for a wrong command line or recipe, 1 for any other error. `MAGICRL_TRACEBACK=1` prints the traceback before the
-message, with secrets masked. A `magicrl train` that finished and learned nothing has exit status 3 and gives the
-reason in its last lines ([did it learn?](../guides/runs.md#did-it-learn)).
+if the command line, the recipe, the data, the model or a folder cannot be used, and 1 if the work failed: training
+stopped, a server did not answer, a disk is full, or your own code raised an error. `MAGICRL_TRACEBACK=1` prints the
+traceback before the message, with secrets masked. A `magicrl train` that finished and learned nothing has exit status
+3 and gives the reason in its last lines ([did it learn?](../guides/runs.md#did-it-learn)).
 
 The messages below are real: `tests/unit/errors/test_errors.py` makes each mistake and compares, and `python -m
 tools.errors_page` writes this page. The recipe is `recipe.toml`, its model folder `start`, its data file

@@ -1,11 +1,12 @@
-"""Check the style of text: odd idioms, first words of docstrings, long lines of Markdown, size of the documentation.
+"""Check the style of text: odd idioms, first words of docstrings, long lines and sentences, size of the documentation.
 
     python -m tools.prose            # fails above a limit; part of `make check`
     python -m tools.prose --show     # also prints every place
     python -m tools.prose --show docs/guides/runs.md    # places of these files only
 
 A word can be right in its place, so the limits in ``prose.toml`` are rates, not zero. They are what was reached: lower
-them after an improvement. Pages that a command generates, ``docs/log`` and generated sections are not measured.
+them after an improvement. Pages that a command generates, ``docs/log`` and generated sections are not measured. A page
+whose main part the site generates is not one of the pages by hand, but its words count.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = Path(__file__).with_suffix(".toml")
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 LIST_ITEM = re.compile(r"^[\s>]*(?:[-*]|\d+\.) ")
+SENTENCE_END = re.compile(r"(?<=[.!?])[*_)\]]*\s+(?=[A-Z*`\[(])")
+GENERATED_BY_THE_SITE = ("<!-- commands -->", "<!-- metrics -->", "```{eval-rst}")
 
 
 @dataclass
@@ -36,6 +39,7 @@ class Group:
     pages: int = 0
     docstrings: int = 0
     idioms: list[str] = field(default_factory=list)  # "FILE:LINE: NAME: TEXT"
+    sentences: list[int] = field(default_factory=list)  # words per sentence of Markdown
     openings: list[str] = field(default_factory=list)  # docstrings of functions that do not begin with a verb
     lines: list[str] = field(default_factory=list)  # prose lines and table cells that are too long
 
@@ -45,6 +49,7 @@ class Group:
             "idioms_per_10000_words": round(1e4 * len(self.idioms) / max(self.words, 1), 1),
             "openings_percent": round(100 * len(self.openings) / max(self.docstrings, 1), 1),
             "long_lines": len(self.lines),
+            "words_per_sentence": round(sum(self.sentences) / max(len(self.sentences), 1), 1),
             "words": self.words,
             "pages": self.pages,
         }
@@ -99,7 +104,8 @@ def measure(files: list[Path], settings: Mapping[str, Any]) -> Group:
             texts = list(python_texts(source, tree))
             _check_openings(tree, settings, group, str(shown))
         else:
-            group.pages += 1
+            group.pages += not any(mark in source for mark in GENERATED_BY_THE_SITE)
+            group.sentences += sentence_lengths(source)
             texts = list(markdown_texts(source))
             group.lines += [f"{shown}:{number}: long: {text}" for number, text in long_lines(source)]
         for number, text in texts:
@@ -157,6 +163,22 @@ def markdown_texts(source: str) -> Iterator[tuple[int, str]]:
     """Yield the prose of a page without code, link targets and the marks at the beginning of a line."""
     for number, line in prose_lines(source):
         yield number, re.sub(r"`[^`]*`|\]\([^)]*\)", " ", line).lstrip("#->* |0123456789.")
+
+
+def sentence_lengths(source: str) -> list[int]:
+    """Return the words of each sentence of a page's paragraphs and list items, without headings and tables."""
+    paragraphs: list[str] = []
+    last = 0
+    for number, line in prose_lines(source):
+        if not line.startswith(("#", "|")):
+            text = re.sub(r"`[^`]*`", " x ", re.sub(r"\]\([^)]*\)", "]", LIST_ITEM.sub("", line)))
+            if number == last + 1 and not LIST_ITEM.match(line):
+                paragraphs[-1] += f" {text}"
+            else:
+                paragraphs.append(text)
+            last = number
+    lengths = [len(WORD.findall(one)) for text in paragraphs for one in SENTENCE_END.split(text)]
+    return [length for length in lengths if length]
 
 
 def long_lines(source: str) -> Iterator[tuple[int, str]]:

@@ -2,9 +2,10 @@
 
     python -m tools.size [--json] [--step]
 
-Figures of ``src`` and ``packages``: files, lines, code lines (without blank lines, comments and docstrings), record
-types (dataclasses, named tuples, typed dictionaries, pydantic's models) per 1,000 code lines, code lines per function
-and in the longest one, private functions that are called once, public names defined in several modules, import circles.
+Figures of ``src`` and ``packages``: files, lines, code lines (without blank lines, comments and docstrings), comment
+lines as a percentage of code lines in the packages `COMMENTED` (comments after code do not count), record types
+(dataclasses, named tuples, typed dictionaries, pydantic's models) per 1,000 code lines, code lines per function and in
+the longest one, private functions that are called once, public names defined in several modules, import circles.
 Also lines of ``benchmarks``, ``studies`` and ``tests``. With ``--step`` also the files whose functions run in the first
 training step of the recipe ``tiny``: in ``Trainer.step``, and with recording.
 """
@@ -28,6 +29,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = (ROOT / "src", ROOT / "packages" / "verifiers" / "src")
+COMMENTED = ("algorithms", "training", "rollout", "models", "distributed")
 _RECORD_BASES = {"NamedTuple", "TypedDict", "BaseModel"}
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -77,6 +79,7 @@ def figures(texts: Mapping[Path, str]) -> dict[str, Any]:
         "files": len(texts),
         "lines": sum(len(text.splitlines()) for text in texts.values()),
         "code_lines": total,
+        "comment_percent": comment_percent(texts, code),
         "record_types": records,
         "record_types_per_1000_code_lines": round(1000 * records / total, 2),
         "code_lines_per_function": round(sum(lengths.values()) / len(lengths), 1),
@@ -99,6 +102,16 @@ def code_lines(text: str, tree: ast.Module) -> set[int]:
             if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and isinstance(one.value.value, str):
                 found -= set(range(one.lineno, (one.end_lineno or 0) + 1))
     return found
+
+
+def comment_percent(texts: Mapping[Path, str], code: Mapping[Path, set[int]]) -> str:
+    """Return for each of the packages `COMMENTED` its comment lines as a percentage of its code lines."""
+    found: list[str] = []
+    for package in COMMENTED:
+        files = [file for file in texts if (ROOT / "src" / "magicrl" / package) in file.parents]
+        comments = sum(line.lstrip().startswith("# ") for file in files for line in texts[file].splitlines())
+        found.append(f"{package} {100 * comments / max(sum(len(code[file]) for file in files), 1):.1f}")
+    return ", ".join(found)
 
 
 def record_types(trees: Iterable[ast.Module]) -> int:

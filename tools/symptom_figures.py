@@ -1,4 +1,4 @@
-"""Draw the curves of docs/guides/when-it-does-not-learn.md: ``python -m tools.symptom_figures``.
+"""Draw the curves of docs/guides/preflight-and-explain.md: ``python -m tools.symptom_figures``.
 
 The runs are those of ``tests/unit/training/test_health.py``: the quickstart's task with the harmful settings that
 ``tests/unit/training/recorded_health_runs.json`` names. A dashed line marks the step at which the rule fired.

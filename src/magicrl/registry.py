@@ -78,11 +78,13 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "source": {
             "verifiers": "magicrl.environments.verifiers_adapter:tasks",
+            "openenv": "magicrl.environments.openenv_adapter:seeds",
         },
         "environment": {
             "calculator": "magicrl.environments.calculator:Calculator",
             "guessing": "magicrl.environments.guessing:Guessing",
             "verifiers": "magicrl.environments.verifiers_adapter:VerifiersEnvironment",
+            "openenv": "magicrl.environments.openenv_adapter:OpenEnvEnvironment",
         },
         "benchmark": {
             name: f"magicrl.evaluation.benchmarks:{name}"
@@ -111,6 +113,7 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "tracker": {
             "tensorboard": "magicrl.reporting.trackers:TensorBoardTracker",
             "trackio": "magicrl.reporting.trackers:TrackioTracker",
+            "mlflow": "magicrl.reporting.trackers:MlflowTracker",
             "wandb": "magicrl.reporting.trackers:WandbTracker",
         },
     }

@@ -1,11 +1,11 @@
-"""Compare today's behaviour with the committed records, and accept a change that is meant.
+"""Compare current behaviour with the committed records, and accept an intended change.
 
     make frozen                                         # python tests/frozen/frozen.py check [PART ...]
     make frozen-accept WHAT=help REASON="why it changed"
 
 A part is a function that returns rows, which are texts by a key. A check names every row that differs from the record,
-with the text before and after. Everything goes through public entry points (``python -m magicrl``, ``import magicrl``,
-the files that they write), so that moved code needs no change here.
+with the text before and after. All calls use public entry points (``python -m magicrl``, ``import magicrl``, the files
+that they write), so moved code needs no change here.
 """
 
 # ruff: noqa: T201
@@ -44,11 +44,11 @@ RECORDS, LOG = HERE / "records", HERE / "ACCEPTED.md"
 SHARED = ROOT.parent / "shared" / "data"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "NO_COLOR": "1"}
 COMMANDS = os.environ | ENVIRONMENT
-"""Environment of commands in processes of their own."""
+"""Environment of commands in separate processes."""
 MOST_LINES = 20
 """Lines that a check prints for one part."""
 TOLERANCE = 1e-5
-"""Relative difference of two numbers that counts as none: CPUs round a forward pass differently."""
+"""Relative difference that counts as none: CPUs round a forward pass differently."""
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
 Rows = dict[str, str]
 
@@ -88,13 +88,13 @@ def command(*words: str) -> str:
 
 
 def digest(value: Any) -> str:
-    """Return eight hexadecimal digits for a value."""
+    """Return a hash of a value with eight hexadecimal digits."""
     text = json.dumps(value, ensure_ascii=False, sort_keys=True, default=str)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
 def shown(value: Any) -> str:
-    """Return a value as text, numbers with six significant digits."""
+    """Return a value as text. Numbers have six significant digits."""
     if isinstance(value, float):
         return repr(float(f"{value:.6g}"))
     return f"[{', '.join(map(shown, value))}]" if isinstance(value, list) else json.dumps(value, sort_keys=True)
@@ -161,7 +161,7 @@ MEASURED = re.compile(
     r"second|time|date|version|commit|machine|path|folder|command|sha256|checksum|host|written|\.environment\.|\.source\.source"
     r"|\.model\.model"
 )
-"""Keys of ``results.json`` whose values belong to the machine or the moment."""
+"""Keys of ``results.json`` whose values depend on the machine or the time."""
 
 
 def model(folder: Path) -> Path:
@@ -212,7 +212,7 @@ def keys_of(path: Path) -> str:
         ".toml": tomllib.loads,
     }
     tree = readers[path.suffix](path.read_text(encoding="utf-8")) if path.suffix in readers else {}
-    # ids of problems stand for any number
+    # ids of problems are replaced, since they vary
     names_found = {re.sub(r"\[\d+\]", "[]", re.sub(r"(?<=sums-)\d+", "N", key)) for key, _ in leaves(tree)}
     return " ".join(sorted(names_found))
 
@@ -265,7 +265,7 @@ def pipeline_rows() -> Rows:
         ]
         settings += [f'steps.2.against={{held={{path="{folder}/held.jsonl"}}}}', "steps.3.sampler.threads=1"]
         settings += [f"steps.3.sampler.model={model(folder / 'model')}", "steps.3.sampler.dtype=float32"]
-        # the step as a whole, since the pipeline's own names a package that holds the judge
+        # hash the step as a whole, since the pipeline's own hash names a package that holds the judge
         voter = f'{{model="judge", base_url="{judge.url}", votes=4, concurrency=1}}'
         settings += ["steps.3.max_tokens=24", f'steps.4={{use="judge", settings={{keep_votes=1, judges=[{voter}]}}}}']
         words = [word for setting in [*settings, "workers=1"] for word in ("--set", setting)]
@@ -285,13 +285,13 @@ SETS = tomllib.loads((HERE / "sets.toml").read_text(encoding="utf-8"))
 LETTERS: dict[str, str] = SETS["letters"]
 LETTER_OF = {status: letter for letter, status in LETTERS.items()}
 LIMITED = {"timeout", "memory", "time_limit", "memory_limit", "worker_lost"}
-"""Statuses that the speed or the memory of the machine decides."""
+"""Statuses that depend on the speed or the memory of the machine."""
 Judgement = tuple[str, dict[str, Any]]
 """A key ``SET ROW RESPONSE``, and a line of the input of ``magicrl verify``."""
 names: dict[str, str] = {}
-"""The id in the data, by ``SET ROW``."""
+"""Ids in the data, by ``SET ROW``."""
 answers: dict[str, str] = {}
-"""The extracted answer, by key."""
+"""Extracted answers, by key."""
 uncompared: set[str] = set()
 """Keys that a check does not judge, since the record does not compare them: these cost most of the time."""
 
@@ -312,7 +312,7 @@ def maths_lines() -> Iterator[Judgement]:
     for name, row, record in rows_of("math"):
         reference = str(record.get("gold") or record.get("answer") or record.get("ground_truth") or "").strip()
         if name == "math_test":
-            # it states no references: what is extracted from its solutions is recorded
+            # the set has no references: the record holds the extracted answers of its solutions
             yield f"{row} solution", {"gold": "0", "response": record["solution"]}
         elif "label" in record:
             parts = record.get("response_parts") or [[record["response"], 1]]
@@ -323,7 +323,7 @@ def maths_lines() -> Iterator[Judgement]:
 
 
 def code_lines() -> Iterator[Judgement]:
-    """Yield every program that is judged; attacks only where the data say that they endanger nothing."""
+    """Yield every program that is judged. Attacks are included only where the data mark them as harmless."""
     for name, row, record in rows_of("code"):
         tests = {key: value for key, value in record["tests"].items() if key != "prelude"}
         if name == "adversarial_dev":
@@ -340,10 +340,10 @@ def code_lines() -> Iterator[Judgement]:
 
 
 def judged(kind: str, lines: Iterable[Judgement], *options: str, suffix: str = "", slow: float) -> Rows:
-    """Return the verdicts of ``magicrl verify KIND`` on these lines: a letter for the status, and more after it.
+    """Return the verdicts of ``magicrl verify KIND`` on these lines: a letter for the status, then details.
 
-    For a program tests passed of all; for an answer a hash of status, correctness and the extracted answer, or nothing
-    where the letter says it all.
+    For a program, the details are tests passed of all. For an answer they are a hash of status, correctness and the
+    extracted answer, or nothing where the letter is enough.
 
     Args:
         suffix: Last part of the keys.
@@ -420,7 +420,7 @@ def error_rows(page: str) -> Rows:
 
 
 def made_errors() -> Rows:
-    """Make every error of that page."""
+    """Return the exit status and message of every error of that page, by causing it."""
     script = module("../tools/errors_page.py")
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory() as made:
@@ -433,7 +433,7 @@ def made_errors() -> Rows:
 
 @dataclass(frozen=True)
 class Part:
-    """Behaviour that is recorded.
+    """Recorded behaviour.
 
     Attributes:
         now: Return today's rows.
@@ -523,7 +523,7 @@ def write(name: str, rows: Rows) -> None:
 
 
 def alike(before: str | None, after: str | None, *, rounded: bool = False) -> bool:
-    """Whether two rows agree, or the record says not to compare; ``rounded``: apart from the rounding of numbers."""
+    """Return whether rows agree, or the record excludes the row. With ``rounded``, ignore the rounding of numbers."""
     if before in (after, "~"):
         return True
     if before is None or after is None or not rounded:
@@ -542,7 +542,7 @@ def differences(name: str, before: Rows, after: Rows) -> list[str]:
             continue
         if not PARTS[name].verdicts:
             old, new = before.get(key, "(none)"), after.get(key, "(none)")
-            if len(old) > 200 and len(new) > 200:  # a list of keys, or a long text: only the words that differ
+            if len(old) > 200 and len(new) > 200:  # a list of keys, or a long text: show only the words that differ
                 words = [set(text.split()) for text in (old, new)]
                 old, new = (" ".join(sorted(one - other)) for one, other in (words, words[::-1]))
             lines.append(f"{key}: {old} -> {new}")
@@ -556,7 +556,7 @@ def differences(name: str, before: Rows, after: Rows) -> list[str]:
 
 
 def check(name: str) -> list[str] | None:
-    """Return the differences of a part from its record; None if ``../shared`` is missing."""
+    """Return the differences of a part from its record, or None if ``../shared`` is missing."""
     if PARTS[name].verdicts and not SHARED.is_dir():
         return None
     kept = read(name)
@@ -573,7 +573,7 @@ def report(name: str, lines: list[str]) -> str:
 
 
 def known(parts: list[str]) -> list[str]:
-    """Return these parts. Raise `SystemExit` if there is none, or an unknown one."""
+    """Return these parts. Raise `SystemExit` for an unknown one, or if there is none."""
     unknown = [name for name in parts if name not in PARTS]
     if unknown or not parts:
         raise SystemExit(f"WHAT must be parts of {', '.join(PARTS)}, got {' '.join(unknown) or 'nothing'}")
@@ -581,7 +581,7 @@ def known(parts: list[str]) -> list[str]:
 
 
 def accept(parts: list[str], reason: str) -> None:
-    """Write the records of these parts, and date and reason into the log."""
+    """Write the records of these parts, and append date and reason to the log."""
     known(parts)
     if not reason.strip():
         raise SystemExit('REASON is empty. State why the behaviour changes: REASON="..."')
@@ -601,7 +601,7 @@ def accept(parts: list[str], reason: str) -> None:
 
 
 def outcome(name: str) -> tuple[list[str] | None, float]:
-    """Return what `check` says of a part, or the end of a traceback, and its seconds."""
+    """Return what `check` returns for a part, or the end of a traceback, and its seconds."""
     start = time.monotonic()
     try:
         lines = check(name)
@@ -624,7 +624,7 @@ def main() -> None:
         return
     parts = known(given.parts or list(PARTS))
     failed = False
-    # verdicts come from other processes, so that the second core judges while this process makes the other parts
+    # verdicts come from other processes, so the second core judges while this process computes the other parts
     with ThreadPoolExecutor(1) as judge:
         judging = {name: judge.submit(outcome, name) for name in parts if PARTS[name].verdicts}
         for name in sorted(parts, key=lambda name: name in judging):

@@ -1,4 +1,4 @@
-"""Today's behaviour is the recorded one: help, settings, run folder, evaluation, data pipeline, verdicts."""
+"""Current behaviour equals the record: help, settings, run folder, evaluation, data pipeline, verdicts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _SPEC = importlib.util.spec_from_file_location("magicrl_frozen", Path(__file__).
 assert _SPEC is not None
 assert _SPEC.loader is not None
 frozen = importlib.util.module_from_spec(_SPEC)
-sys.modules[_SPEC.name] = frozen  # its dataclasses look themselves up
+sys.modules[_SPEC.name] = frozen  # dataclasses look up their own module
 _SPEC.loader.exec_module(frozen)
 
 
 def test_the_help_is_as_recorded() -> None:
-    """In a process of its own: other tests leave consoles of other widths behind."""
+    """Run in a separate process: other tests leave consoles of other widths behind."""
     command = [sys.executable, str(Path(frozen.__file__)), "check", "help"]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""The golden trajectory: five updates of a tiny model, whose losses and gradient norms are committed.
+"""The golden trajectory: five updates of a tiny model, with committed losses and gradient norms.
 
 A change that is meant to keep the arithmetic (a refactor, a faster kernel) must reproduce them. After a change
 that is meant to alter it, write them again, and say why in the commit:
@@ -27,7 +27,7 @@ VOCAB = 40
 
 
 def model() -> LlamaForCausalLM:
-    """A float32 model whose weights come from numpy: torch's generators may differ between machines."""
+    """Return a float32 model with weights from numpy: torch's generators may differ between machines."""
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=32,
@@ -47,7 +47,7 @@ def model() -> LlamaForCausalLM:
 
 
 def batch(step: int) -> TrainBatch:
-    """Four groups of four responses; a fixed reference, and old log-probs around the likely ones."""
+    """Return four groups of four responses, with a fixed reference, and old log-probs near the likely ones."""
     rng = np.random.Generator(np.random.PCG64(100 + step))
     samples: list[TrainSample] = []
     for group in range(4):
@@ -71,7 +71,7 @@ def batch(step: int) -> TrainBatch:
 
 
 def trajectory() -> list[dict[str, float]]:
-    """The metrics of five updates, on-policy and off-policy in turn, in float32 on one thread."""
+    """Return the metrics of five updates, on-policy and off-policy in turn, in float32 on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     learner = LocalLearner(

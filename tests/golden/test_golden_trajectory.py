@@ -1,4 +1,4 @@
-"""The committed losses and gradient norms are reproduced; see ``regenerate.py`` in this folder."""
+"""Reproduction of the committed losses and gradient norms; see ``regenerate.py`` in this folder."""
 
 from __future__ import annotations
 

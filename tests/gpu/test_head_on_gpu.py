@@ -1,4 +1,4 @@
-"""The head's kernels at real sizes on one CUDA device: values, gradients, memory. Skipped where there is none."""
+"""The head's kernels at real sizes on one CUDA device: values, gradients, memory. Skipped without a device."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ def test_memory_is_a_twentieth_of_whole_logits() -> None:
     tokens, vocab, width = 32768, 151936, 1536
     torch.cuda.reset_peak_memory_stats()
     results("triton", tokens, vocab, width)
-    inputs = 2 * (tokens + vocab) * width * 4  # made in float32, kept in bfloat16; the weight's float32 gradient
+    inputs = 2 * (tokens + vocab) * width * 4  # created in float32, kept in bfloat16; the weight's float32 gradient
     naive = tokens * vocab * (2 + 4 * 4)
     assert torch.cuda.max_memory_allocated() - inputs < 0.05 * naive

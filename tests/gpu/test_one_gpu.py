@@ -1,4 +1,4 @@
-"""Engine and learner on one CUDA device agree with the CPU. Skipped where there is none."""
+"""Engine and learner on one CUDA device agree with the CPU. Skipped without a device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def generate(folder: Path, device: str) -> list[RolloutGroup]:
 
 
 def same_share(one: list[RolloutGroup], other: list[RolloutGroup]) -> float:
-    """Share of the responses with equal tokens."""
+    """Return the share of responses with equal tokens."""
     ours, theirs = ([c.tokens for group in groups for c in group.completions] for groups in (one, other))
     return float(np.mean([np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True)]))
 
@@ -84,12 +84,12 @@ def test_sampler_and_learner_agree_on_the_gpu(folder: Path) -> None:
 
 
 def test_the_gpu_samples_what_the_cpu_samples(folder: Path) -> None:
-    # the same random numbers; float32 may part at near-ties
+    # the same random numbers; float32 may differ at near-ties
     assert same_share(generate(folder, "cuda"), generate(folder, "cpu")) > 0.9
 
 
 def test_captured_steps_sample_what_plain_ones_do(folder: Path) -> None:
-    """CUDA graphs against the same kernels launched one by one, before and after new weights and for another cache."""
+    """Compare CUDA graphs with the same kernels launched one by one, also after new weights and with another cache."""
     graphs, plain = (make_engine(folder, "cuda", static_steps=static) for static in (True, False))
     assert same_share(sample(*graphs), sample(*plain)) > 0.9
     captured = graphs[0].graphs_captured

@@ -1,4 +1,4 @@
-"""FSDP2 with one rank is the learner of one process: over NCCL where there is a CUDA device, over gloo elsewhere."""
+"""FSDP2 with one rank equals the learner of one process: over NCCL with a CUDA device, over gloo without."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel for rows beside buckets of similar length, on one CUDA device. Skipped where there is none."""
+"""The kernel for packed rows, compared with buckets of similar length, on one CUDA device. Skipped without a device."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_kernel_is_as_near_to_float32_as_buckets(
     pull = torch.randn(1, tokens, heads, width, generator=generator, device="cuda")
 
     def results(way: str, computed_in: torch.dtype) -> list[Tensor]:
-        # rounded alike, also where more is computed with
+        # the same rounding, also where the kernel computes with higher precision
         q, k, v = (x.to(dtype).to(computed_in).transpose(1, 2).requires_grad_() for x in given)
         out = getattr(context, way).attend(q, k, v, width**-0.5, rules)
         grads = torch.autograd.grad((out * pull.to(dtype).to(computed_in)).sum(), (q, k, v))

@@ -1,4 +1,4 @@
-"""A rank's buckets opened by another process on the same GPU, by CUDA IPC. Skipped where there is no CUDA device."""
+"""A rank's buckets opened by another process on the same GPU, by CUDA IPC. Skipped without a CUDA device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from magicrl.rollout.weight_buckets import device_identity, in_buckets
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
-# opens as vLLM's workers do: once a memory, a copy of each weight, let go at the end
+# opens memory like vLLM's workers: once per allocation, one copy of each weight, released at the end
 WORKER = """
 import json, pickle, struct, sys, torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor

@@ -1,12 +1,13 @@
-"""The loop tries to cheat: a policy over templates of attacks, trained against the code verifier.
+"""RL that may only cheat: a policy over templates of attacks, trained against the code verifier.
 
-Everything but the policy is what training uses: the verifier's pool, rewards, rejection of groups that teach nothing,
-group advantages and the MAGIC loss. The policy is a softmax over templates, a response one token. Three runs:
+Everything except the policy is the real training code: the verifier's pool, rewards, rejection of groups with equal
+rewards, group advantages and the MAGIC loss. The policy is a softmax over templates, and a response is one token.
+Three runs:
 
-- attacks only, all guards in force: only an attack that gets through would earn a reward, so there is none to learn;
-- the same with an honest program among the attacks: the policy learns that one and nothing else;
-- attacks only, one guard left out (Landlock in tier A, so that programs can read the file in which the tests lie):
-  the policy finds the hole, which shows that the first run could have failed.
+- Attacks only, all guards in force: only a successful attack would earn a reward, so there is nothing to learn.
+- The same with an honest program among the attacks: the policy learns that one and nothing else.
+- Attacks only, one guard removed (Landlock in tier A, so that programs can read the file with the tests): the policy
+  finds the hole, which shows that the first run could have failed.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """One run: ``opened`` is a guard left out (in tier A), ``honest`` adds a right program to the attacks."""
+    """One run. ``opened`` is the removed guard (in tier A). ``honest`` adds a correct program to the attacks."""
 
     steps: int
     group: int = 16
@@ -53,7 +54,7 @@ class Setting:
 
 
 class Policy:
-    """A softmax over templates; one response is one token, the template's number."""
+    """A softmax over templates. A response is one token, the template's number."""
 
     def __init__(self, templates: dict[str, str], setting: Setting) -> None:
         self.names, self.programs = list(templates), list(templates.values())
@@ -62,7 +63,7 @@ class Policy:
         self._optimizer = torch.optim.SGD([self.logits], lr=setting.rate)
 
     def sample(self, problem: Problem, draw: int, size: int) -> RolloutGroup:
-        """A group of responses to one problem."""
+        """Return a group of responses to one problem."""
         table = torch.log_softmax(self.logits.detach(), dim=-1)
         drawn = torch.multinomial(table.exp(), size, replacement=True, generator=self._random)
         completions = tuple(
@@ -86,7 +87,7 @@ class Policy:
         return RolloutGroup(request=request, completions=completions)
 
     def learn(self, scored: ScoredGroup) -> None:
-        """One step of the MAGIC loss on a group, unless rejection leaves nothing of it."""
+        """Make one step of the MAGIC loss on a group, unless rejection leaves nothing of it."""
         if not reject_zero_advantage([scored]).kept:
             return
         tokens = torch.tensor([int(c.tokens[0]) for c in scored.group.completions])
@@ -105,7 +106,7 @@ class Policy:
 
 
 def train(setting: Setting) -> dict[str, Any]:
-    """One run; returns what was rewarded and the final policy."""
+    """Train one run, and return the rewards and the final policy."""
     off = (setting.opened,) if setting.opened else ()
     options = CodeOptions(
         limits=Limits(cpu_seconds=setting.cpu_seconds, memory_mb=256, idle_seconds=0.3),

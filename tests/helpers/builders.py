@@ -1,4 +1,4 @@
-"""Records, files of them and tiny models of which a test says only what it is about."""
+"""Builders of records, record files and tiny models, so that a test states only the values that it is about."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ SIZES: dict[str, Any] = {
     "bos_token_id": None,
     "eos_token_id": None,
 }
-"""Of a tiny transformer, in the words of transformers' configurations."""
+"""Configuration of a tiny transformer, with transformers' names."""
 
 Tokens = Sequence[int] | NDArray[Any]
 
 
 def problem(id: str = "p", prompt: str = "", reference: str = "1", **further: Any) -> Problem:
-    """One that the exact verifier judges."""
+    """Return a problem for the exact verifier."""
     return Problem(id=id, prompt=prompt, references=(reference,), **{"verifier": "exact", "source": "test", **further})
 
 
@@ -55,7 +55,7 @@ def request(
     asked: Problem | None = None,
     **further: Any,
 ) -> RolloutRequest:
-    """A group of ``size`` responses of at most ``limit`` tokens to ``prompt``'s tokens."""
+    """Return a group of ``size`` responses of at most ``limit`` tokens to ``prompt``'s tokens."""
     return RolloutRequest(
         draw=draw,
         problem=asked or problem(f"p{draw}"),
@@ -67,7 +67,7 @@ def request(
 
 
 def completion(tokens: Tokens, **further: Any) -> Completion:
-    """A response that ended, by the weights of version 0, with log-probs of -1."""
+    """Return a response that ended, sampled by version 0 of the weights with log-probs of -1."""
     known = frozen_tokens(tokens)
     given: dict[str, Any] = {
         "text": "",
@@ -80,7 +80,7 @@ def completion(tokens: Tokens, **further: Any) -> Completion:
 
 
 def train_sample(prompt: Tokens, tokens: Tokens, **further: Any) -> TrainSample:
-    """The first response of the first group, without an advantage; sampled with log-probs of 0."""
+    """Return the first response of the first group, without an advantage, sampled with log-probs of 0."""
     known = frozen_tokens(tokens)
     given: dict[str, Any] = {
         "advantage": 0.0,
@@ -93,7 +93,7 @@ def train_sample(prompt: Tokens, tokens: Tokens, **further: Any) -> TrainSample:
 
 
 def sample_row(problem: str = "p", sample: int = 0, **further: Any) -> SampleRow:
-    """A wrong answer of 30 tokens that ended by itself."""
+    """Return a wrong answer of 30 tokens that ended by itself."""
     text = dict.fromkeys(("status", "decided_by", "reason", "text"), "")
     given: dict[str, Any] = {"outcome": "wrong", "finish_reason": "stop", "tokens": 30, "seconds": 0.0}
     unknown: dict[str, Any] = dict.fromkeys(("extracted", "entropy", "logprob"))
@@ -101,6 +101,6 @@ def sample_row(problem: str = "p", sample: int = 0, **further: Any) -> SampleRow
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> Path:
-    """JSON Lines."""
+    """Write JSON Lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path

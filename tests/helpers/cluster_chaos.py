@@ -3,12 +3,12 @@
     python tests/helpers/cluster_chaos.py --output F                 # SmolLM2, a quarter of an hour
     python tests/helpers/cluster_chaos.py --model tiny --output F    # minutes, without vLLM: for `make test-slow`
 
-Three Ray nodes live in processes of this machine, all addresses on loopback: the head without CPUs for actors, and two
+Three Ray nodes are processes of this machine, all addresses on loopback: the head without CPUs for actors, and two
 workers. `magicrl train` runs there with the recipe of one machine and a ``[cluster]`` section: FSDP2 over two ranks on
-gloo, two replicas (for SmolLM2 of vLLM's CPU build), a verifier pool on every node. From outside, processes are killed
-with SIGKILL while a step is under way; in the end the run's own process and all of Ray die, Ray is started again, and
-`--resume` goes on. The same recipe runs on one machine as well, with one engine, undisturbed. Then every prompt is
-accounted for: draws without a gap, each sample of each once, the prompts those of the single machine, every step
+gloo, two replicas (for SmolLM2 of vLLM's CPU build), a verifier pool on every node. Processes are killed from outside
+with SIGKILL while a step is under way. Finally the run's own process and all of Ray die, Ray is started again, and
+`--resume` continues. The same recipe also runs undisturbed on one machine with one engine. Then every prompt is
+accounted for: draws without a gap, each sample of each draw once, the same prompts as on the single machine, every step
 recorded once.
 """
 
@@ -33,7 +33,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
-# a loaded machine starts Ray's processes slowly; it reads this when it is imported
+# a loaded machine starts Ray's processes slowly; Ray reads this variable at import
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 REMEDY = "a prompt was lost or counted twice, or the run did not survive; see runs under --work"
 LOSSES = ("cluster/replicas/lost", "cluster/learner/lost", "cluster/verifiers/lost")
@@ -45,13 +45,13 @@ REPLICA, RANK, JUDGE = "ray::Replica", "ray::_RankActor", "ray::JudgeActor"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A model with its recipe."""
+    """A model and its recipe."""
 
-    recipe: str  # of the single machine
-    overrides: tuple[str, ...]  # of both runs: fewer and shorter steps
-    store: int  # bytes of each node's object store: two versions of the weights
+    recipe: str  # recipe of the single machine
+    overrides: tuple[str, ...]  # settings of both runs: fewer and shorter steps
+    store: int  # size of each node's object store in bytes: two versions of the weights
     engine: str
-    cache_mb: int  # of the engine's cache
+    cache_mb: int  # size of the engine's cache
 
 
 NO_TESTS = (
@@ -60,7 +60,7 @@ NO_TESTS = (
     "data.validation=[]",
     "evaluation.every=0",
     'entropy.estimator="sampled"',
-)  # Also of the single machine: vLLM reports no entropies
+)  # also on the single machine, since vLLM reports no entropies
 CASES = {
     "tiny": Case(
         recipe="tiny.toml",
@@ -87,7 +87,7 @@ CASES = {
 
 
 class Nodes:
-    """Three nodes of Ray in processes of this machine."""
+    """Three Ray nodes in processes of this machine."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
@@ -110,7 +110,7 @@ class Nodes:
         self._workers.append(self._cluster.add_node(num_cpus=2, object_store_memory=self._case.store))
 
     def lose_one(self) -> None:
-        """The node's own process dies and takes its actors with it, unannounced."""
+        """Kill the node's process, and with it its actors, without notice."""
         self._cluster.remove_node(self._workers.pop(0), allow_graceful=False)
 
     def stop(self) -> None:
@@ -118,7 +118,7 @@ class Nodes:
 
 
 class Run:
-    """A `magicrl train` of this case in a process of its own."""
+    """One `magicrl train` of this case in a separate process."""
 
     def __init__(self, recipe: Path, output: Path, settings: list[str]) -> None:
         self.output = output
@@ -148,7 +148,7 @@ class Run:
         return [json.loads(line) for line in lines if line.endswith("}")]
 
     def wait(self, ready: Callable[[], bool], what: str, seconds: float = 900.0) -> None:
-        """Until ``ready``; the run's end before that, or a silence, is an error with the end of its log."""
+        """Wait until ``ready``. Raise an error with the log's end if the run ends before, or is silent for long."""
         end = time.monotonic() + seconds
         while not ready():
             assert self.process is not None
@@ -167,7 +167,7 @@ class Run:
 
 
 def processes(title: str) -> list[psutil.Process]:
-    """This cluster's processes of that title: Ray's own are children of this one."""
+    """Return this cluster's processes with that title. Ray's own processes are children of this one."""
     found: list[psutil.Process] = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -183,12 +183,12 @@ def cpu_of(found: list[psutil.Process]) -> float:
 
 
 class Chaos:
-    """Kills one thing after another while the run goes on, and notes when.
+    """Killer of one process after another during the run, with a record of the times.
 
     Args:
-        run: the run on the cluster.
-        cluster: its nodes.
-        seed: of the choice among several processes.
+        run: The run on the cluster.
+        cluster: Its nodes.
+        seed: Seed of the choice among several processes.
     """
 
     def __init__(self, run: Run, cluster: Nodes, seed: int) -> None:
@@ -201,19 +201,19 @@ class Chaos:
         sys.stdout.write(f"after step {self._run.steps}: {what} killed {when}\n")
 
     def _busy(self, title: str, seconds: float, what: str) -> list[psutil.Process]:
-        """The processes of that title once they have worked ``seconds`` more."""
+        """Return the processes of that title, after they have worked for ``seconds`` more."""
         self._run.wait(lambda: bool(processes(title)), f"{what} to be there")
         before = cpu_of(processes(title))
         self._run.wait(lambda: cpu_of(processes(title)) > before + seconds, f"{what} to work")
         return processes(title)
 
     def kill(self, title: str, what: str, when: str, work: float, counter: str) -> None:
-        """One process of ``title`` after it has worked a while, and then until the run has told of the loss."""
+        """Kill one process of ``title`` after it has worked for a while, and wait until the run reports the loss."""
         victim = self._rng.choice(self._busy(title, work, what))
         self._lose(f"{what} (process {victim.pid})", when, victim.kill, counter)
 
     def lose_a_node(self, work: float) -> None:
-        """A node with all that lives there, and another in its place once the run has told of the loss."""
+        """Kill a node with all its actors, and start another in its place once the run has reported the loss."""
         self._busy(REPLICA, work, "a replica")
         self._lose("a node", "while replicas generate", self._cluster.lose_one, *LOSSES)
         self._cluster.add()
@@ -233,7 +233,7 @@ class Chaos:
         return sum(rows[-1]["values"].get(name, 0.0) for name in counters) if rows else 0.0
 
     def lose_the_head(self, work: float) -> None:
-        """The run's own process and all of Ray, a step after a checkpoint; then Ray again, and the command again."""
+        """Kill the run's process and all of Ray, a step after a checkpoint. Then start Ray and the command again."""
         self._run.wait(lambda: self._run.steps % EVERY == 1, "a step without a checkpoint")
         self._busy(REPLICA, work, "a replica")
         assert self._run.process is not None
@@ -252,7 +252,7 @@ class Chaos:
 
 
 def account(run: Run, single: Run) -> dict[str, Any]:
-    """Every prompt and sample of the run, against the rules and against the single machine's (one engine)."""
+    """Check every prompt and sample of the run against the rules and against the single machine's run."""
     rows, theirs = rollouts(run), rollouts(single)
     seen = Counter((row["draw"], row["sample"]) for row in rows)
     draws = sorted({row["draw"] for row in rows})
@@ -303,7 +303,7 @@ def settings_of(address: str) -> list[str]:
 
 
 def prepared(case: Case, work: Path, models: Path) -> Path:
-    """The case's recipe without its difficulty filter, whose samples would decide the prompts; with its start made."""
+    """Make the case's model, and return its recipe without the difficulty filter, which would decide the prompts."""
     whole = (RECIPES / case.recipe).read_text()
     kept = re.sub(r"\[data\.difficulty_filter\]\n(?:[^\[\n].*\n)*", "", whole)
     own = case.recipe.replace(".toml", "-sft.toml")
@@ -317,7 +317,7 @@ def prepared(case: Case, work: Path, models: Path) -> Path:
 
 
 def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
-    """The undisturbed single run, then the chaos."""
+    """Run the single machine undisturbed, then the cluster with losses."""
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     recipe = prepared(case, work, models)

@@ -2,7 +2,7 @@
 
     python tests/helpers/identities.py
 
-Exits with 1 if one fails. `CHECKS` lists what runs; a further family of checks is one more function there.
+Exits with 1 if one fails. `CHECKS` lists the families of checks. A further family is one more function there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FLOAT32_TOLERANCE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One promise: ``error`` as measured must not exceed ``tolerance``."""
+    """One promise. The measured ``error`` must not exceed ``tolerance``."""
 
     name: str
     error: float
@@ -51,7 +51,7 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
 
 
 def tabular_inputs(logits: Tensor, ref: Tensor | None = None) -> tuple[LossInputs, Tensor, Tensor]:
-    """The exact groups of all prompts as one packed micro-batch, with lengths and groups of the responses."""
+    """Return the exact groups of all prompts as one packed micro-batch, with lengths and groups of the responses."""
     scored, members = [], list[Path]()
     for prompt in range(PROMPTS):
         group, verdicts, found = exact_group(prompt)
@@ -89,7 +89,7 @@ def other_logits(seed: int) -> Tensor:
 
 
 def policy_gradient_identity() -> list[Check]:
-    """The gradient of L_PG (and of L_PPO) at theta_k is -grad J."""
+    """Check that the gradient of L_PG (and of L_PPO) at theta_k is -grad J."""
     logits = sampling_logits().requires_grad_()
     (expected,) = torch.autograd.grad(-expected_reward(logits), logits)
     checks = []
@@ -104,12 +104,12 @@ def policy_gradient_identity() -> list[Check]:
 
 
 def without_rewards(inputs: LossInputs) -> LossInputs:
-    """The same tokens with advantages of 0: what is left of the loss are its entropy and KL terms."""
+    """Return the same tokens with advantages of 0, which leaves the entropy and KL terms of the loss."""
     return replace(inputs, advantages=torch.zeros_like(inputs.advantages))
 
 
 def kl_identity() -> list[Check]:
-    """The mean of k3 under pi_theta is KL(pi_theta || pi_ref)."""
+    """Check that the mean of k3 under pi_theta is KL(pi_theta || pi_ref)."""
     logits, ref = sampling_logits(), other_logits(7)
     inputs, lengths, groups = tabular_inputs(logits, ref)
     weights = sequence_weights(inputs, lengths, groups)
@@ -127,14 +127,14 @@ def kl_identity() -> list[Check]:
 
 
 def entropy_identity() -> list[Check]:
-    """The bonus' gradient is -alpha times the gradient of H over the states that pi_k visits; H by both estimators."""
+    """Check that the bonus' gradient is -alpha times that of H over the states that pi_k visits, by both estimators."""
     alpha = 0.3
     logits = other_logits(8).requires_grad_()
     inputs, lengths, groups = tabular_inputs(logits)
     weights = sequence_weights(inputs, lengths, groups)
     loss = loss_terms(LOSSES["pg"], without_rewards(inputs), weights, alpha=alpha).loss
     (found,) = torch.autograd.grad(loss, logits)
-    # By hand: dH/dz_i = -p_i (log p_i + H), weighted by how often pi_k visits the state.
+    # by hand: dH/dz_i = -p_i (log p_i + H), weighted by how often pi_k visits the state
     visits = torch.zeros(len(logits), dtype=torch.float64)
     for path in paths():
         for state in path.states:
@@ -155,7 +155,7 @@ def entropy_identity() -> list[Check]:
 
 
 def accuracy_identity() -> list[Check]:
-    """J = E[p_nontrunc * r_nontrunc], the rewards as the library gives them."""
+    """Check that J = E[p_nontrunc * r_nontrunc], with the rewards that the library gives."""
     products = []
     for prompt in range(PROMPTS):
         group, verdicts, _ = exact_group(prompt)
@@ -166,12 +166,12 @@ def accuracy_identity() -> list[Check]:
     return [Check(name="J = E[p_nontrunc * r_nontrunc]", error=error, tolerance=1e-7)]
 
 
-# --- against the slow reference, and invariances ------------------------------------------------------------
+# --- compared with the slow reference, and invariances -------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything about the loss but the batch; entropy and KL terms are on."""
+    """All settings of the loss. Entropy and KL terms are on."""
 
     name: str
     alpha: float = 0.03
@@ -184,12 +184,12 @@ class Settings:
 
     @property
     def clip(self) -> tuple[float, float]:
-        # no token of these responses moves by the row's own 0.2
+        # no ratio of these responses reaches the row's limit of 0.2
         return (0.05, 0.05) if self.name == "dppo" else self.row.clip or (0.2, 0.2)
 
 
 def pack(responses: Sequence[LinearResponse], weights: Tensor, filler: int = 0) -> LossInputs:
-    """One micro-batch; ``filler`` masked tokens (as of a prompt) stand before each response."""
+    """Return one micro-batch. ``filler`` masked tokens (like a prompt) precede each response."""
     dtype = weights.dtype
     columns: dict[str, list[Tensor]] = {k: [] for k in ("logp", "adv", "mask", "row", "old", "sampler", "ref", "ent")}
     for number, r in enumerate(responses):
@@ -225,9 +225,9 @@ def library_step(
     filler: int = 0,
     rejected: Sequence[LinearResponse] = (),
 ) -> tuple[Tensor, Tensor]:
-    """Loss and gradient of a mini-batch, accumulated over micro-batches given as response numbers.
+    """Return loss and gradient of a mini-batch, accumulated over micro-batches given as response numbers.
 
-    ``rejected`` responses lie in memory beside every micro-batch, with weight 0.
+    ``rejected`` responses are in every micro-batch, with weight 0.
     """
     lengths = torch.tensor([int(r.mask.sum()) for r in responses])
     groups = torch.tensor([r.group for r in responses])
@@ -272,13 +272,13 @@ def reference_step(settings: Settings, responses: list[LinearResponse]) -> tuple
 
 
 def step_error(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> float:
-    """The larger of the relative errors of loss and gradient."""
+    """Return the larger of the relative errors of loss and gradient."""
     errors = [relative_error(f, e) for f, e in zip(found, expected, strict=True)]
-    return float(np.max(errors))  # unlike max(), it does not lose a NaN
+    return float(np.max(errors))  # unlike max(), it keeps a NaN
 
 
 def loop_reference_checks() -> list[Check]:
-    """Every row of the table against the loops, entropy and KL terms and sampler corrections included."""
+    """Compare every row of the table with loops, including entropy and KL terms and sampler corrections."""
     responses = random_responses(1, groups=3, members=4)
     whole = [list(range(len(responses)))]
     cases = [Settings(name=name) for name in LOSSES]
@@ -294,7 +294,7 @@ def loop_reference_checks() -> list[Check]:
 
 
 def invariance_checks() -> list[Check]:
-    """Same loss and gradient however the mini-batch is cut, ordered, packed, spread, or what lay beside it."""
+    """Check that loss and gradient do not depend on how the mini-batch is split, ordered, packed or spread."""
     responses = random_responses(2, groups=4, members=4)
     rejected = random_responses(3, groups=2, members=4)
     count = len(responses)
@@ -305,7 +305,7 @@ def invariance_checks() -> list[Check]:
         "one response a micro-batch": {"micro_batches": [[i] for i in range(count)]},
         "order": {"micro_batches": [order]},
         "packing with masked tokens": {"micro_batches": one, "filler": 4},
-        # A worker's gradients add up like micro-batches: three workers of unequal share.
+        # Gradients of workers add up like those of micro-batches: three workers of unequal share.
         "three workers": {"micro_batches": [order[:3], order[3:10], order[10:]]},
         "rejected groups in memory": {"micro_batches": one, "rejected": rejected},
     }
@@ -329,7 +329,7 @@ def invariance_checks() -> list[Check]:
 
 
 def learner_checks() -> list[Check]:
-    """A transformer's gradient of the whole loss, entropy and KL terms and sampler correction included."""
+    """Check a transformer's gradient of the whole loss, including entropy and KL terms and sampler correction."""
     return [
         Check(name=f"{name} ({str(dtype).removeprefix('torch.')})", error=error, tolerance=tolerance)
         for dtype, tolerance in ((torch.float64, FLOAT64_TOLERANCE), (torch.float32, FLOAT32_TOLERANCE))
@@ -345,7 +345,7 @@ CHECKS: list[tuple[str, Callable[[], list[Check]]]] = [
     ("losses against slow loops", loop_reference_checks),
     ("invariances of the losses", invariance_checks),
     ("invariances of the learner", learner_checks),
-]  # families of checks in the order they are printed
+]  # families of checks in the order in which they are printed
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""An HTTP server on a free port whose answers a test writes."""
+"""An HTTP server on a free port with scripted answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def free_port() -> int:
-    """One of this machine that nothing listens on now."""
+    """Return a port of this machine on which nothing listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -21,7 +21,7 @@ def free_port() -> int:
 
 @dataclass(kw_only=True)
 class Reply:
-    """An HTTP answer; ``body`` is sent as JSON unless it is text."""
+    """An HTTP answer. ``body`` is sent as JSON unless it is text."""
 
     body: Any
     status: int = 200
@@ -30,7 +30,7 @@ class Reply:
 
 @dataclass(kw_only=True)
 class Asked:
-    """One request as it arrived; ``body`` is None for a GET, header names are in lower case."""
+    """A received request. ``body`` is None for a GET, and header names are in lower case."""
 
     path: str
     headers: dict[str, str]
@@ -39,7 +39,7 @@ class Asked:
 
 @contextmanager
 def json_server(answer: Callable[[Asked], Reply]) -> Generator[str]:
-    """Its address, to which ``/completions`` and the like are added; ``answer`` is called by a thread a connection."""
+    """Yield the server's base URL. Clients append ``/completions``. A thread per connection calls ``answer``."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -61,7 +61,7 @@ def json_server(answer: Callable[[Asked], Reply]) -> Generator[str]:
                 self.end_headers()
                 self.wfile.write(content)
             except OSError:
-                self.close_connection = True  # the client went away, as some tests have it
+                self.close_connection = True  # the client closed the connection, as some tests make it
 
         def log_message(self, format: str, *args: Any) -> None:
             pass

@@ -1,4 +1,4 @@
-"""Runs in this process that are killed after a step, and what a resumed run must have in common with a whole one."""
+"""Runs in this process that are killed after a step, and the comparison of a resumed run with an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TIMES = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/sec
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of the run gets to say a word."""
+    """Stand-in for SIGKILL: no handler of the run may catch it."""
 
 
 class KillAfter(NullObserver):
@@ -46,7 +46,7 @@ def run(
 
 
 def rollouts(output: Path) -> list[dict[str, Any]]:
-    """A row a response, in the order of steps, draws and samples, without its seconds."""
+    """Return one row per response, in the order of steps, draws and samples, without times."""
     files = sorted((output / "rollouts").glob("*.parquet"))
     return [
         {k: v for k, v in row.items() if k != "seconds"} for path in files for row in pq.read_table(path).to_pylist()
@@ -62,7 +62,7 @@ def same_weights(one: Path, other: Path) -> bool:
 
 
 def goes_on_bit_for_bit(recipe: Path, folder: Path, *overrides: str, kill_after: int) -> list[dict[str, Any]]:
-    """Run whole, and killed and resumed. Both must have the same metrics, responses and weights; return the metrics."""
+    """Run once uninterrupted, and once killed and resumed. Both must have equal metrics, responses and weights."""
     whole = run(recipe, folder / "whole", *overrides)
     run(recipe, folder / "killed", *overrides, kill_after=kill_after)
     assert run(recipe, folder / "killed", *overrides, resume=True) == whole

@@ -1,4 +1,4 @@
-"""The learner's own invariances, for `identities.py`: a real (tiny) transformer, packed and split in many ways."""
+"""Invariances of the learner, for `identities.py`: a real (tiny) transformer, packed and split in many ways."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOSSES = ("magic", "grpo", "gspo", "dr_grpo", "cispo", "scalerl", "dppo")
 
 
 def rows(dtype: torch.dtype) -> list[tuple[str, float]]:
-    """(name, relative L2 error of the gradient) of each way to split the same mini-batch."""
+    """Return (name, relative L2 error of the gradient) of each way to split the same mini-batch."""
     samples = off_policy_samples(dtype)
     found: list[tuple[str, float]] = []
     for loss in LOSSES:
@@ -41,7 +41,7 @@ def rows(dtype: torch.dtype) -> list[tuple[str, float]]:
 
 
 def off_policy_samples(dtype: torch.dtype) -> list[TrainSample]:
-    """Four groups of three responses with old, reference and sampler log-probs near the policy's."""
+    """Return four groups of three responses with old, reference and sampler log-probs near the policy's."""
     rng = np.random.default_rng(0)
     plain = [
         TrainSample(

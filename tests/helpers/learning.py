@@ -1,4 +1,4 @@
-"""Learner settings in a line: what tests vary, in the words of the recipe."""
+"""Learner settings in one line, with the names of the recipe."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def learning(
     optimizer: OptimizerConfig | None = None,
     **algorithm: Any,
 ) -> LearnerSettings:
-    """Settings with these keys of ``[algorithm]``."""
+    """Return settings with these keys of ``[algorithm]``."""
     return LearnerSettings(
         algorithm=AlgorithmConfig(**algorithm),
         model=model or ModelConfig(),

@@ -1,4 +1,4 @@
-"""What the maths verifier is tried on: labelled pairs, hostile answers and references under ../shared/data/math."""
+"""Test data of the maths verifier: labelled pairs, hostile answers and references under ../shared/data/math."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SETS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """A labelled (reference answer, response) pair; ``source`` is the repository that it comes from."""
+    """A labelled (reference answer, response) pair. ``source`` is the repository that it comes from."""
 
     number: int
     references: tuple[str, ...]
@@ -31,7 +31,7 @@ class Pair:
 
     @property
     def hard(self) -> bool:
-        """Of HardVerify: positives that a rule-based verifier had rejected."""
+        """Return the pairs of HardVerify: positives that a rule-based verifier had rejected."""
         return "TinyV" in self.source
 
 
@@ -41,7 +41,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def labelled(name: str = "labelled_dev.jsonl") -> list[Pair]:
-    """The labelled pairs, each with reasoning in front, as a reasoning model answers."""
+    """Return the labelled pairs, each with reasoning before the answer, like a reasoning model's response."""
     found: list[Pair] = []
     for number, row in enumerate(_rows(DATA / name)):
         references = (row["gold"],) if isinstance(row["gold"], str) else tuple(row["gold"])
@@ -61,7 +61,7 @@ def labelled(name: str = "labelled_dev.jsonl") -> list[Pair]:
 
 
 def hostile() -> list[Pair]:
-    """The hostile answers."""
+    """Return the hostile answers."""
     found: list[Pair] = []
     for number, row in enumerate(_rows(DATA / "hostile_dev.jsonl")):
         text = row["response"] if "response" in row else "".join(part * times for part, times in row["response_parts"])
@@ -79,7 +79,7 @@ def hostile() -> list[Pair]:
 
 
 def references() -> list[str]:
-    """Distinct reference answers of the problem sets, in the order of the files."""
+    """Return distinct reference answers of the problem sets, in the order of the files."""
     found: dict[str, None] = {}
     for name in SETS:
         for row in _rows(DATA / "sets" / name):

@@ -1,7 +1,7 @@
-"""A model type at a time, small and random: magicrl's learner and engine beside plain transformers.
+"""Model types, small and random: magicrl's learner and engine compared with plain transformers.
 
-Every comparison is in float32 with ``model_type`` as transformers has it: the same weights, each sequence alone in a
-row under transformers' own attention. Prompts and responses are longer than the windows of the configurations.
+Every comparison is in float32 with ``model_type`` as transformers implements it: the same weights, each sequence in its
+own row under transformers' own attention. Prompts and responses are longer than the windows of the configurations.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ _ONE_EXPERT = {"num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A model type and what of its configuration is not `SIZES`."""
+    """A model type, and the part of its configuration that is not `SIZES`."""
 
     model_type: str
     differs: Mapping[str, Any]
-    layers: str  # what its layers have that Llama's have not, in a few words
-    attention: str = "sdpa"  # transformers' own attention beside which it is compared
+    layers: str  # difference of its layers from Llama's, in a few words
+    attention: str = "sdpa"  # transformers' attention that it is compared with
 
     def config(self, **further: Any) -> Any:
         return AutoConfig.for_model(self.model_type, **(SIZES | dict(self.differs) | further))
@@ -186,7 +186,7 @@ CASES = {
 
 
 def plain_model(case: Case, **further: Any) -> Any:
-    """Random, in float32, with transformers' own attention; far from uniform distributions."""
+    """Return a random float32 model with transformers' own attention, whose distributions are far from uniform."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         made = AutoModelForCausalLM.from_config(
@@ -194,7 +194,7 @@ def plain_model(case: Case, **further: Any) -> Any:
         )
         with torch.no_grad():
             for parameter in made.parameters():
-                # norms, scales and sinks start at one number each: none of them may hide
+                # norms, scales and sinks are constant at first, which would hide an error in any of them
                 parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.add_(
                     torch.randn_like(parameter) * 0.2
                 )
@@ -202,7 +202,7 @@ def plain_model(case: Case, **further: Any) -> Any:
 
 
 def own_model(plain: Any) -> Any:
-    """The same weights with magicrl's attention."""
+    """Return a model with the same weights and magicrl's attention."""
     register_attention()
     made = AutoModelForCausalLM.from_config(
         deepcopy(plain.config), dtype=torch.float32, attn_implementation=ATTENTION_NAME
@@ -212,7 +212,7 @@ def own_model(plain: Any) -> Any:
 
 
 def samples() -> list[TrainSample]:
-    """Two prompts of equal length and one of another, with responses of 1 to 90 tokens."""
+    """Return two prompts of equal length and one of another, with responses of 1 to 90 tokens."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(2, WORDS, n) for n in (11, 11, 19)]
     lengths = [(0, 90), (0, 1), (0, 13), (1, 13), (1, 30), (2, 7), (2, 2)]
@@ -231,14 +231,14 @@ def samples() -> list[TrainSample]:
 
 
 def plain_logprobs(model: Any, prompt: Any, tokens: Any) -> torch.Tensor:
-    """``[T]`` of one response under plain transformers, with gradient where enabled."""
+    """Return ``[T]`` log-probs of one response under plain transformers, with gradient where enabled."""
     row = torch.tensor([*prompt.tolist(), *tokens.tolist()])
     logits = model(input_ids=row[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
     return logits.float().log_softmax(-1).gather(1, row[len(prompt) :, None])[:, 0]
 
 
 def _gradient(model: Any, logprobs: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By parameter, of a weighted sum of log-probs; the weights differ from token to token."""
+    """Return the gradient of a weighted sum of log-probs by parameter. The weights differ from token to token."""
     model.zero_grad()
     (logprobs * torch.linspace(-1.0, 1.0, len(logprobs)).cos()).mean().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -249,7 +249,7 @@ def _largest(found: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def _gradient_distance(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    """The largest, over parameters, of the distance as a share of the whole gradient's norm."""
+    """Return the largest distance over parameters, as a share of the whole gradient's norm."""
     whole = float(torch.stack([g.norm() for g in expected.values()]).norm())
     missing = expected.keys() - found.keys()
     distances = [float((found[n] - g).norm()) / whole for n, g in expected.items() if n not in missing]
@@ -257,7 +257,7 @@ def _gradient_distance(found: Mapping[str, torch.Tensor], expected: Mapping[str,
 
 
 def learner(plain: Any) -> dict[str, float]:
-    """Largest differences of log-probs and gradients: packed, with shared prompts, and each packed alone."""
+    """Return the largest differences of log-probs and gradients: packed, with shared prompts, and packed one by one."""
     given = samples()
     reference = torch.cat([plain_logprobs(plain, s.prompt_tokens, s.tokens) for s in given])
     expected = _gradient(plain, reference)
@@ -289,7 +289,7 @@ def make_engine(model: Any, rows: int = 8, *, experts: bool = False) -> InProces
 
 
 def requests(sizes: Sequence[tuple[int, int, int]]) -> list[RolloutRequest]:
-    """Of ``(prompt tokens, samples, limit)`` each."""
+    """Return requests for ``(prompt tokens, samples, limit)`` each."""
     rng = np.random.default_rng(1)
     return [
         RolloutRequest(
@@ -304,14 +304,14 @@ def requests(sizes: Sequence[tuple[int, int, int]]) -> list[RolloutRequest]:
 
 
 def finished(made: InProcessEngine, asked: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-    """All groups of a generation."""
+    """Return all groups of a generation."""
     made.submit(asked)
     return list(made.finished())
 
 
 @torch.no_grad()
 def engine(plain: Any) -> dict[str, float]:
-    """The largest difference of what the engine sampled, with more samples than rows, and a full forward pass."""
+    """Return the largest difference between the engine's log-probs, with more samples than rows, and a full pass."""
     asked = requests([(11, 4, 24), (3, 4, 9), (11, 3, 25), (70, 2, 40)])
     largest, tokens = 0.0, 0
     for group in finished(make_engine(own_model(plain)), asked):
@@ -323,7 +323,7 @@ def engine(plain: Any) -> dict[str, float]:
 
 
 def samples_of(groups: Sequence[RolloutGroup]) -> list[TrainSample]:
-    """What the learner scores of ``groups``; their advantages are 0."""
+    """Return ``groups`` as samples for the learner, with advantages of 0."""
     return [
         TrainSample(
             prompt_tokens=group.request.prompt_tokens,
@@ -341,13 +341,17 @@ def samples_of(groups: Sequence[RolloutGroup]) -> list[TrainSample]:
 
 
 def replayed(case: Case) -> dict[str, float]:
-    """In bfloat16: the share of tokens that the learner sends to other experts than the sampler did, in some layer,
-    and the mean absolute gap of their log-probs, without and with the sampler's choices."""
+    """Compare routing in bfloat16, without and with the sampler's choices.
+
+    Returns:
+        For both, the share of tokens that the learner sends to other experts than the sampler did in some layer, and
+        the mean absolute difference of their log-probs.
+    """
     model = own_model(plain_model(case, hidden_size=128)).to(torch.bfloat16)
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() > 1:
-                parameter *= 0.5  # four times the width of the other columns, whose sums are as large then
+                parameter *= 0.5  # four times the width of the other columns, so their sums become as large
     groups = finished(make_engine(deepcopy(model), experts=True), requests([(11, 8, 60), (40, 8, 60), (25, 8, 60)]))
     given = samples_of(groups)
     sampled = np.concatenate([one.sampler_logprobs for one in given])
@@ -356,7 +360,7 @@ def replayed(case: Case) -> dict[str, float]:
         return float(np.abs(np.concatenate(scorer.score(given, 1.0)[0]) - sampled).mean())
 
     scorer = PolicyScorer(model)
-    routers = Routers(model)  # they tell what they chose for the packed row
+    routers = Routers(model)  # the routers return their choices for the packed row
     found = {"tokens": float(len(sampled)), "gap": gap(scorer)}
     with torch.no_grad():
         scorer.forward(PackedBatch.of(given), 1.0)
@@ -371,7 +375,7 @@ def replayed(case: Case) -> dict[str, float]:
 
 
 def speed(case: Case) -> Callable[[], float]:
-    """Tokens a second of the engine, 32 rows of 24 tokens each time it is called."""
+    """Return the engine's tokens per second, 32 rows of 24 tokens per call."""
     further = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32}
     if case.model_type == "deepseek_v3":
         further.pop("head_dim")
@@ -387,7 +391,7 @@ def speed(case: Case) -> Callable[[], float]:
 
 
 def refusal_or(part: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
-    """What ``part`` found, or why it was refused."""
+    """Return the result of ``part``, or the reason for which it was rejected."""
     try:
         return part()
     except Exception as error:  # noqa: BLE001 - what a model type is refused with is a result of the table
@@ -395,6 +399,6 @@ def refusal_or(part: Callable[[], dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def compared(case: Case) -> dict[str, Any]:
-    """Everything of one model type but the speed."""
+    """Return all comparisons of one model type except the speed."""
     plain = plain_model(case)
     return refusal_or(partial(learner, plain), "learner") | refusal_or(partial(engine, plain), "engine")

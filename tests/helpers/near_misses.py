@@ -1,8 +1,8 @@
 r"""Wrong answers that look right: a reference answer with one thing changed.
 
-Each change is made where it changes what the answer says: one digit, sign, exponent, unit, base, bracket,
-multiplicity or order. What still says the same (a sign before 0, two equal items exchanged) is not made, as far as
-the text shows it; the benchmark lists every accepted one, so that the rest can be looked at.
+Each change is made where it changes the meaning: one digit, sign, exponent, unit, base, bracket, multiplicity or order.
+A change that keeps the meaning (a sign before 0, two equal items exchanged) is left out, as far as the text shows it.
+The benchmark lists every accepted one, so that a person can check the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _OTHER_UNITS = {
 
 
 def near_misses(references: list[str], seed: int, most_per_reference: int = 3) -> Iterator[tuple[str, str, str]]:
-    """(class, reference, wrong answer), in an order that the seed fixes; limited per reference."""
+    """Return (class, reference, wrong answer), in an order that the seed fixes, limited per reference."""
     return drawn(
         CHANGES,
         references,
@@ -42,7 +42,7 @@ def drawn(
     most_per_reference: int,
     differs: Callable[[str, str], bool],
 ) -> Iterator[tuple[str, str, str]]:
-    """(class, reference, changed reference): changes that make a difference, each class at most once per reference."""
+    """Yield (class, reference, changed reference): changes of the meaning, each class at most once per reference."""
     numbers = random.Random(seed)
     for reference in references:
         names = list(changes)
@@ -58,7 +58,7 @@ def drawn(
 
 
 def told(*forms: tuple[str, tuple[str, ...]]) -> Change:
-    """A change of references of a form: into one of its texts, where ``@1`` is the first group."""
+    """Change a reference of a form into one of its texts, where ``@1`` is the first group."""
 
     def change(reference: str, numbers: random.Random) -> str | None:
         for pattern, texts in forms:
@@ -72,7 +72,7 @@ def told(*forms: tuple[str, tuple[str, ...]]) -> Change:
 
 
 def _spots(pattern: str, text: str) -> list[re.Match[str]]:
-    """Matches outside commands and upright text."""
+    """Return matches outside commands and upright text."""
     hidden = [match.span() for match in _COMMAND.finditer(text)]
     return [
         match for match in re.finditer(pattern, text) if not any(start <= match.start() < end for start, end in hidden)
@@ -84,7 +84,7 @@ def _put(text: str, match: re.Match[str], by: str) -> str:
 
 
 def digit(reference: str, numbers: random.Random) -> str | None:
-    """One digit becomes another."""
+    """Replace one digit by another."""
     spots = _spots(r"\d", reference)
     if not spots:
         return None
@@ -93,7 +93,7 @@ def digit(reference: str, numbers: random.Random) -> str | None:
 
 
 def sign(reference: str, numbers: random.Random) -> str | None:
-    """One plus becomes a minus or the other way; a number gets a minus."""
+    """Replace one plus by a minus or the reverse, or put a minus before a number."""
     spots = _spots(r"(?<![\^{(,=])[+-](?=[\d\\A-Za-z(])", reference)
     if spots:
         spot = numbers.choice(spots)
@@ -104,7 +104,7 @@ def sign(reference: str, numbers: random.Random) -> str | None:
 
 
 def exponent(reference: str, numbers: random.Random) -> str | None:
-    """One exponent becomes larger by one."""
+    """Increase one exponent by one."""
     spots = list(re.finditer(r"\^(?:\{(\d+)\}|(\d))", reference))
     if not spots:
         return None
@@ -113,7 +113,7 @@ def exponent(reference: str, numbers: random.Random) -> str | None:
 
 
 def unit(reference: str, numbers: random.Random) -> str | None:
-    r"""One unit becomes another of the same or of another kind; degrees become per cent."""
+    r"""Replace one unit by another of the same or of another kind; degrees become per cent."""
     match = _UNIT.search(reference)
     if match is not None and match[1].strip() in _OTHER_UNITS and re.search(r"[1-9]", reference):
         return _put(reference, match, r"\text{ " + _OTHER_UNITS[match[1].strip()] + "}")
@@ -125,13 +125,13 @@ def unit(reference: str, numbers: random.Random) -> str | None:
 
 
 def base(reference: str, numbers: random.Random) -> str | None:
-    """The base of a number becomes another one."""
+    """Replace the base of a number."""
     match = re.fullmatch(r"(-?[0-9A-F]+)_\{?(\d+)\}?", reference)
     return f"{match[1]}_{{{int(match[2]) + 1}}}" if match else None
 
 
 def bracket(reference: str, numbers: random.Random) -> str | None:
-    """An open end becomes a closed one or the other way, in intervals and tuples."""
+    """Replace an open end by a closed one or the reverse, in intervals and tuples."""
     if not re.search(r"^[(\[].*,.*[)\]]$", reference.replace(r"\left", "").replace(r"\right", "")):
         return None
     spots = [m for m in re.finditer(r"[(\[]", reference) if "\\infty" not in reference[m.end() : m.end() + 8]]
@@ -143,7 +143,7 @@ def bracket(reference: str, numbers: random.Random) -> str | None:
 
 
 def _items(reference: str) -> list[str] | None:
-    """The items of a bare list, a tuple or a set."""
+    """Return the items of a bare list, a tuple or a set."""
     inner = re.sub(r"^(?:\\left)?(?:\(|\\\{)|(?:\\right)?(?:\)|\\\})$", "", reference.strip())
     if any(mark in inner for mark in "()[]{}") or "," not in inner:
         return None
@@ -154,7 +154,7 @@ def _items(reference: str) -> list[str] | None:
 
 
 def multiplicity(reference: str, numbers: random.Random) -> str | None:
-    """One item of a list is said twice, or left out."""
+    """Repeat one item of a list, or leave it out."""
     items = _items(reference)
     if items is None:
         return None
@@ -165,7 +165,7 @@ def multiplicity(reference: str, numbers: random.Random) -> str | None:
 
 
 def order(reference: str, numbers: random.Random) -> str | None:
-    """Two different coordinates of a tuple, or parts of a ratio, change places."""
+    """Exchange two different coordinates of a tuple, or the parts of a ratio."""
     ratio = re.fullmatch(r"(\d+):(\d+)", reference)
     if ratio is not None:
         return f"{ratio[2]}:{ratio[1]}" if ratio[1] != ratio[2] else None
@@ -187,14 +187,14 @@ _COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eigh
 
 
 def other_word(reference: str, numbers: random.Random) -> str | None:
-    """Another number, in words."""
+    """Replace a number by another one, in words."""
     if not re.fullmatch(r"\d|1[0-2]", reference):
         return None
     return rf"\text{{{numbers.choice([word for at, word in enumerate(_COUNTED) if at != int(reference)])}}}"
 
 
 def power_of_ten(reference: str, numbers: random.Random) -> str | None:
-    """The same digits with another power of ten, or as a share of a hundred."""
+    """Change the power of ten, or give a share of a hundred."""
     if not re.fullmatch(r"[1-9]\d{0,8}", reference):
         return None
     ways = [
@@ -205,11 +205,11 @@ def power_of_ten(reference: str, numbers: random.Random) -> str | None:
     return numbers.choice([*ways, reference + "0", reference + "00", f"0.{reference}"])
 
 
-# a fraction upside down, as a wrong mixed number, or as a ratio the wrong way round
+# a fraction upside down, as a wrong mixed number, or as a reversed ratio
 inverse = told(
     (r"\\frac\{(?!(\d+)\}\{\1\}$)(?!0\})(\d+)\}\{(?!0\})(\d+)\}", (r"\frac{@3}{@2}", r"1\frac{@2}{@3}", "@3:@2"))
 )
-# degrees as wrong radians, as minutes, or the number alone as radians
+# degrees as wrong radians, as minutes, or only the number, as radians
 angle = told(
     (
         r"(?!0\D)(\d+)\s*\^(?:\\circ|\{\\circ\})",
@@ -219,7 +219,7 @@ angle = told(
 
 
 def cells(reference: str, numbers: random.Random) -> str | None:
-    """A matrix or a vector with two entries exchanged, one left out, or another sign."""
+    """Change a matrix or vector: exchange two entries, drop one, or change a sign."""
     match = _MATRIX.fullmatch(reference.strip())
     if match is None:
         return None
@@ -240,7 +240,7 @@ def cells(reference: str, numbers: random.Random) -> str | None:
 
 
 def end_of_interval(reference: str, numbers: random.Random) -> str | None:
-    """An interval as an inequality with one end open for closed, or the other way."""
+    """Write an interval as an inequality with one end open instead of closed, or the reverse."""
     match = re.fullmatch(r"(?:\\left)?([(\[])(-?\d+),\s*(-?\d+|\\infty)(?:\\right)?([)\]])", reference)
     if match is None or (match[1], match[4]) == ("(", ")"):
         return None
@@ -257,7 +257,7 @@ def end_of_interval(reference: str, numbers: random.Random) -> str | None:
 
 
 def hedge(reference: str, numbers: random.Random) -> str | None:
-    """The right answer among others, or hidden in something that holds it."""
+    """Put the correct answer among others, or into a text that contains it."""
     if not _PLAIN.fullmatch(reference) or reference == "0":
         return None
     other = str(numbers.randint(1001, 1999))
@@ -276,7 +276,7 @@ def hedge(reference: str, numbers: random.Random) -> str | None:
 
 
 def free_letter(reference: str, numbers: random.Random) -> str | None:
-    """The right answer with a letter that could be anything."""
+    """Add a letter with an arbitrary value to the correct answer."""
     if not _PLAIN.fullmatch(reference) or reference in ("0", "1", "-1"):
         return None
     letter = numbers.choice("xynkat")
@@ -291,7 +291,7 @@ def free_letter(reference: str, numbers: random.Random) -> str | None:
 
 
 def other_letter(reference: str, numbers: random.Random) -> str | None:
-    """Another choice, or two of them."""
+    """Choose another option, or two of them."""
     match = re.fullmatch(r"\(?\\text(?:bf)?\{\(?([A-E])\)?\}\)?", reference)
     if match is None:
         return None
@@ -300,7 +300,7 @@ def other_letter(reference: str, numbers: random.Random) -> str | None:
 
 
 def terms(reference: str, numbers: random.Random) -> str | None:
-    """One term of a sum is left out or said twice."""
+    """Leave out or repeat one term of a sum."""
     whole = re.fullmatch(r"-?[\da-z^*]+(?:[+-][\da-z^*]+)+", reference.replace(" ", ""))
     parts = re.findall(r"[+-]?[^+-]+", reference) if whole else []
     if len(parts) < 2 or "e" in reference:

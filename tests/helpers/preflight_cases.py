@@ -1,8 +1,8 @@
-"""Twelve planted faults and nine sound set-ups for ``magicrl preflight``: each fault is named, no sound one accused.
+"""Twelve planted faults and nine sound set-ups for ``magicrl preflight``: each fault is named, no sound one is accused.
 
-``python tests/helpers/preflight_cases.py FOLDER`` makes the starts of quickstart and tiny in FOLDER/models where they
-are not there yet (about a minute), looks at each case (seconds), prints a table, and ends with 1 where a case fails.
-``--json FILE`` writes what was found.
+``python tests/helpers/preflight_cases.py FOLDER`` makes the starting models of quickstart and tiny in FOLDER/models if
+they are missing (about a minute), checks each case (seconds), prints a table, and exits with 1 if a case fails.
+``--json FILE`` writes the findings.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ FAULTS = (
     "entropy_bonus",
     "kl_coefficient",
 )
-"""Names of the planted faults; a finding of a sound set-up has none of them."""
+"""Names of the planted faults. A finding of a sound set-up has none of them."""
 REWARD = """
 def always(problem, response):
     return 1.0
@@ -77,7 +77,7 @@ learning_rate = 5e-3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A recipe with settings, and the fault that was planted (None: sound)."""
+    """A recipe with settings, and the planted fault (None: sound)."""
 
     name: str
     fault: str | None = None
@@ -86,12 +86,12 @@ class Case:
 
 
 def made(recipe: Path, folder: Path) -> Path:
-    """The supervised start of a recipe, made where it is not there yet."""
+    """Return the supervised start of a recipe, and make it if it is missing."""
     return run_sft(load_sft_recipe(recipe), folder).folder
 
 
 def cases(folder: Path) -> list[Case]:
-    """Return all cases; their files are in ``folder``."""
+    """Return all cases. Their files are in ``folder``."""
     models = folder / "models"
     models.mkdir(parents=True, exist_ok=True)
     for name in ("quickstart", "tiny"):
@@ -182,9 +182,9 @@ def _sums(path: Path, *, shift: int = 0, whole: bool = False, noise: float = 0.0
 
     Args:
         path: The file.
-        shift: Number of rows by which the answers are too far down.
-        whole: Ask for whole sums, which no model gives that has learned the last digit only.
-        noise: Share of the answers that another digit replaces.
+        shift: Number of rows by which the answers are shifted down.
+        whole: Request whole sums, which a model that has learned only the last digit never answers.
+        noise: Share of the answers that are replaced by another digit.
     """
     found = load_problems(SourceConfig(family="running_sum", seed=1, count=1500, levels=(2, 3, 4)))
     problems = list({problem.prompt: problem for problem in found}.values())
@@ -200,7 +200,7 @@ def _sums(path: Path, *, shift: int = 0, whole: bool = False, noise: float = 0.0
 
 
 def _with_chat(start: Path, folder: Path) -> Path:
-    """The model with a chat template that it was never trained with."""
+    """Return the model with a chat template that it was never trained with."""
     shutil.copytree(start, folder, dirs_exist_ok=True)
     text = "{% for message in messages %}hm : {{ message['content'] }} L {% endfor %}"
     (folder / "chat_template.jinja").write_text(text + "{% if add_generation_prompt %}:{% endif %}")
@@ -208,7 +208,7 @@ def _with_chat(start: Path, folder: Path) -> Path:
 
 
 def _without_end(start: Path, folder: Path) -> Path:
-    """The model with another token named as its end."""
+    """Return the model with a wrong end token."""
     shutil.copytree(start, folder, dirs_exist_ok=True)
     for name, value in (("config.json", 0), ("generation_config.json", 0), ("tokenizer_config.json", "<pad>")):
         document = json.loads((folder / name).read_text())
@@ -218,13 +218,13 @@ def _without_end(start: Path, folder: Path) -> Path:
 
 
 def looked_at(case: Case, folder: Path) -> dict[str, Any]:
-    """What preflight finds in a case."""
+    """Return the findings of preflight on a case."""
     settings = {"run.output": str(folder / "run"), "run.threads": 1, **case.settings}
     return magicrl.preflight(case.recipe, settings=settings, minutes=MINUTES, samples=SAMPLES)
 
 
 def failing(case: Case, found: Mapping[str, Any]) -> str:
-    """Why a case is not as it should be; empty where it is."""
+    """Return the reason for which a case fails, or an empty text."""
     named = {item["name"]: item["severity"] for item in found["findings"]}
     accused = sorted(named.keys() & {*FAULTS} - {case.fault})
     if case.fault is not None and named.get(case.fault) != "stop":
@@ -235,7 +235,7 @@ def failing(case: Case, found: Mapping[str, Any]) -> str:
 
 
 def main(arguments: list[str], tell: Callable[[str], object] = print) -> int:
-    """Look at every case; 1 where one is not as it should be."""
+    """Check every case, and return 1 if one fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--json", type=Path)

@@ -1,4 +1,4 @@
-"""The command line in a new process or in the test's, and scripts side by side in copies of the test's process."""
+"""The command line in a new process or in the test's, and parallel scripts in copies of the test's process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import CodeType
 from unittest.mock import patch
 
 LIMIT = 600.0
-"""Seconds after which a process is given up."""
+"""Time limit of a process in seconds."""
 
 
 def magicrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -31,8 +31,8 @@ def magicrl(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def magicrl_here(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run ``magicrl WORDS`` in ``cwd`` within this process and return its exit status and output.
 
-    Saves the CPU seconds in which a new process imports torch and transformers. It computes with one thread, since
-    other tests fork this process. Not for a command that is killed.
+    This saves the CPU seconds in which a new process imports torch and transformers. It computes with one thread, since
+    other tests fork this process. It is not for a command that is killed.
     """
     from magicrl.commands.main import app, main
 
@@ -47,10 +47,9 @@ def magicrl_here(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def scripts(text: str, arguments: Sequence[Sequence[str]], cwd: Path) -> list[str]:
-    """Run a Python script side by side, once with each of the argument lists, and return the standard outputs.
+    """Run a Python script in parallel, once per argument list, and return the standard outputs.
 
-    The processes are forked, so that none imports torch and transformers again. The script must compute with one
-    thread.
+    The processes are forked, so none imports torch and transformers again. The script must compute with one thread.
     """
     code, fork = compile(text, "script.py", "exec"), multiprocessing.get_context("fork")
     outputs = [cwd / f"script-{number}.out" for number in range(len(arguments))]

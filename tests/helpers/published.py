@@ -1,16 +1,16 @@
-"""Published step times, the setting of each, and what had to be assumed about it.
+"""Published step times, the setting of each, and the assumptions about it.
 
 The setting of the report's section 4 (Tables 8 and 9): R1-Distill-Qwen-7B, 64 prompts x 16 responses, T = 16K, H800.
 From the released scripts: tensor parallel 1, 0.8 of the memory for the engine while the learner's state is in the
 host's memory, the log-prob pass always made, layers recomputed, prompts kept together on a replica.
 
-Assumed, since not published: the length distribution's spread, the correlation of lengths in a group, mean prompt, and
-the share of groups that survives rejection. Its mean is published: 12.5K tokens at T = 32K when trained from scratch.
+Assumed, since not published: the spread of the length distribution, the correlation of lengths in a group, the mean
+prompt, and the share of groups that survives rejection. The mean length is published: 12.5K tokens at T = 32K when
+trained from scratch.
 
-Finding the four unknowns from published step times, and how far they carry.
-
-The unknowns are logarithms of ``Efficiency``'s kv, step_overhead, learner and other. Five figures fix them: Table 9 at
-32 and 256 GPUs, and the three parts of Table 8's first row. Residuals are logarithms of predicted over published.
+The module fits four unknowns to published step times and shows how far they carry. The unknowns are logarithms of
+``Efficiency``'s kv, step_overhead, learner and other. Five figures fix them: Table 9 at 32 and 256 GPUs, and the three
+parts of Table 8's first row. Residuals are logarithms of predicted over published.
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ from magicrl.planning.shapes import ModelShape, load_shape
 from magicrl.planning.workload import KEPT, Layout, Lengths, StepTime, Workload, reasoning_lengths, step_time
 
 PROMPT = 256
-ENGINE_SHARE = 0.8  # of the memory, for weights and cache, as in the released scripts
+ENGINE_SHARE = 0.8  # share of memory for weights and cache, as in the released scripts
 
 Part = Literal["rollout", "learn", "other", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A published run; the defaults are those of Tables 8 and 9."""
+    """A published run. The defaults are those of Tables 8 and 9."""
 
-    gpus: int  # accelerators, all of them doing both parts in turn
-    model: str = "DeepSeek-R1-Distill-Qwen-7B"  # known name, as the next
+    gpus: int  # accelerators, each used for both parts in turn
+    model: str = "DeepSeek-R1-Distill-Qwen-7B"  # known name
     hardware: str = "H800-80G"
     limit: int = 16384  # T
     rollout_batch: int = 64  # D_R
     group_size: int = 16  # M
     sgd_steps: int = 1  # N_SGD
-    tensor_parallel: int = 1  # of the engine
-    sequence_parallel: int = 1  # of the learner
+    tensor_parallel: int = 1  # ranks of the engine
+    sequence_parallel: int = 1  # ranks of the learner that share a sequence
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
     """One published figure."""
 
-    name: str  # where it stands
-    setting: Setting  # of the run
-    part: Part  # which part of a step
-    seconds: float  # a step
-    fitted: bool = False  # one of the figures that the unknowns are fitted on
+    name: str  # place of the figure in the report
+    setting: Setting  # setting of the run
+    part: Part  # part of a step
+    seconds: float  # seconds per step
+    fitted: bool = False  # the unknowns are fitted on this figure
 
 
 PARTS: tuple[Part, ...] = ("rollout", "learn", "other", "step")
-TABLE9 = {32: 375.0, 64: 270.0, 128: 225.0, 256: 205.0}  # seconds of a rollout, by GPUs
+TABLE9 = {32: 375.0, 64: 270.0, 128: 225.0, 256: 205.0}  # seconds per rollout, by GPUs
 TABLE8 = {1: (90, 8, 18, 116), 2: (87, 10, 17, 114), 4: (90, 12, 16, 118)}  # hours per 1000 steps, by N_SGD
 
 
 def rows() -> tuple[Row, ...]:
-    """Tables 8 and 9, a figure a row."""
+    """Return Tables 8 and 9, one row per figure."""
     found = [
         Row(name=f"T9 {gpus} GPUs", setting=Setting(gpus=gpus), part="rollout", seconds=s, fitted=gpus in (32, 256))
         for gpus, s in TABLE9.items()
@@ -83,7 +83,7 @@ def rows() -> tuple[Row, ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolved:
-    """A published setting with everything that the model needs."""
+    """A published setting with all inputs of the model."""
 
     shape: ModelShape
     hardware: Hardware
@@ -98,7 +98,7 @@ class Resolved:
 
 
 def resolve(setting: Setting, lengths: Lengths | None = None, kept: float = KEPT) -> Resolved:
-    """What a setting means, with the assumptions above; other lengths where they are known."""
+    """Return the meaning of a setting under the assumptions above, or with other lengths where they are known."""
     shape, hardware = load_shape(setting.model), load_hardware(setting.hardware)
     weights = BF16 * shape.parameters / setting.tensor_parallel
     work = Workload(
@@ -128,26 +128,26 @@ START = Efficiency(kv=0.3, step_overhead=0.004, learner=0.3, other=0.05)
 
 
 def with_unknowns(logarithms: NDArray[np.float64], base: Efficiency = START) -> Efficiency:
-    """The efficiency whose unknowns have these logarithms."""
+    """Return the efficiency whose unknowns have these logarithms."""
     values = {name: exp(float(value)) for name, value in zip(UNKNOWNS, logarithms, strict=True)}
     return replace(base, **values)
 
 
 def part_seconds(time: StepTime, part: str) -> float:
-    """One part of a step as the report's tables count."""
+    """Return the seconds of one part of a step as the report's tables count it."""
     return {"rollout": time.rollout, "learn": time.learn, "other": time.other, "step": time.seconds(0)}[part]
 
 
 def predict(row: Row, efficiency: Efficiency) -> float:
-    """Seconds that the model gives for a published figure."""
+    """Return the model's seconds for a published figure."""
     return part_seconds(resolve(row.setting).time(efficiency), row.part)
 
 
 def fit(rows: Sequence[Row]) -> Efficiency:
-    """Least squares on the rows marked ``fitted``; the others are ignored.
+    """Fit by least squares on the rows marked ``fitted``, and ignore the others.
 
     Raises:
-        ValueError: fewer rows than unknowns.
+        ValueError: There are fewer rows than unknowns.
     """
     used = [row for row in rows if row.fitted]
     if len(used) < len(UNKNOWNS):
@@ -164,7 +164,7 @@ def fit(rows: Sequence[Row]) -> Efficiency:
 
 
 def curve(points: Sequence[tuple[int, float]]) -> tuple[float, float]:
-    """The plain curve t = a + b / N through two points ``(N, seconds)``.
+    """Return the curve t = a + b / N through two points ``(N, seconds)``.
 
     Example:
         >>> curve([(1, 30.0), (2, 20.0)])

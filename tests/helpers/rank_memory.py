@@ -1,8 +1,8 @@
-"""A model spread over ranks without its weights.
+"""Memory of a model that is spread over ranks, without its weights.
 
-Shards a model's shapes with FSDP2 as the learner does, counts the bytes that one rank holds, has torch's tracker follow
-what comes and goes in a backward pass on fake tensors, and puts both beside what ``magicrl plan`` estimates;
-so, too, while weights are sent to engines.
+The module shards a model's shapes with FSDP2 like the learner and counts the bytes of one rank. torch's tracker follows
+allocations in a backward pass on fake tensors, and while weights are sent to engines. Tests compare the results with
+the estimates of ``magicrl plan``.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from magicrl.rollout.weight_buckets import in_buckets
 from magicrl.training.objective import LearnerSettings
 
 TERMS = ("gathered", "reduced", "activations", "head")
-"""Of the plan: what comes and goes."""
+"""Terms of the plan that are allocated temporarily."""
 
 
 def config_of(name: str) -> dict[str, Any]:
-    """The configuration of a model that the package knows by name."""
+    """Return the configuration of a model that the package knows by name."""
     return dict(zip(COLUMNS, shipped_table("planning/models.toml", dict[str, list[Any]])[name], strict=False))
 
 
 def planned_bytes(config: Mapping[str, Any], ranks: int, **settings: Any) -> dict[str, float]:
-    """The plan's terms for one token, whose activations are next to nothing."""
+    """Return the plan's terms for one token, whose activations are negligible."""
     setup = LearnerSetup(
         gpus=ranks, micro_batch_tokens=1, longest=1, checkpointing=False, head_chunk_tokens=1, **settings
     )
@@ -49,7 +49,7 @@ def planned_bytes(config: Mapping[str, Any], ranks: int, **settings: Any) -> dic
 def tracked(
     config: Mapping[str, Any], ranks: int, folder: Path, passes: int = 2, **settings: Any
 ) -> tuple[float, float]:
-    """Bytes of rank 0's master weights, and the most that the last of some passes over one token has beside its state.
+    """Return bytes of rank 0's master weights, and the peak above its state in the last of several passes over a token.
 
     ``settings`` are those of ``[cluster.learner]``.
     """
@@ -70,7 +70,7 @@ def tracked(
 
 
 def sending(config: Mapping[str, Any], ranks: int, folder: Path, *, lent: bool = False) -> dict[str, float]:
-    """Bytes of a bfloat16 model, of its largest unit, and the most that sending it has on rank 0 beside its state.
+    """Return the bytes of a bfloat16 model, of its largest unit, and the peak on rank 0 above its state during sending.
 
     ``lent``: in buckets, to the engine on the rank's own device.
     """
@@ -105,7 +105,7 @@ def sending(config: Mapping[str, Any], ranks: int, folder: Path, *, lent: bool =
 
 
 def _fake_file(name: str, *, shared: bool, size: int, dtype: torch.dtype) -> torch.Tensor:
-    """Torch has no fake one."""
+    """Replacement for a file operation without a fake version in torch."""
     del name, shared
     return torch.empty(size, dtype=dtype)
 

@@ -1,4 +1,4 @@
-"""A linear-softmax policy and responses of it, with which the slow reference of the losses is called."""
+"""A linear-softmax policy and its responses, as input of the slow reference of the losses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LinearResponse(Response):
 
 
 def log_softmax_policy(weights: Tensor, features: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probs of ``tokens`` and entropies, ``[T]`` each."""
+    """Return log-probs of ``tokens`` and entropies, ``[T]`` each."""
     table = torch.log_softmax(features @ weights, dim=-1)
     return table.gather(-1, tokens[:, None])[:, 0], -(table.exp() * table).sum(-1)
 
@@ -33,7 +33,7 @@ def random_weights(seed: int = 0) -> Tensor:
 
 
 def random_responses(seed: int, *, groups: int, members: int, drift: float = 0.15) -> list[LinearResponse]:
-    """Responses of 1 to 9 tokens with log-probs of nearby policies: ratios reach well beyond the clips."""
+    """Return responses of 1 to 9 tokens with log-probs of nearby policies: ratios reach far beyond the clips."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -52,7 +52,7 @@ def random_responses(seed: int, *, groups: int, members: int, drift: float = 0.1
             logprobs: dict[str, Any] = {
                 name: log_softmax_policy(value, features, tokens)[0] for name, value in near.items()
             }
-            # The last member plays a masked response: advantage 0, tokens still counted.
+            # the last member simulates a masked response: advantage 0, tokens still counted
             advantage = 0.0 if member == members - 1 else float(normal(1))
             responses.append(
                 LinearResponse(

@@ -1,8 +1,8 @@
-r"""Right answers in another spelling: a reference answer rewritten to say the same.
+r"""Correct answers in another spelling: a reference answer rewritten with the same meaning.
 
-The measure that near misses are for wrong answers: every rewriting here is right whatever the reference answer is
-about, by what the notation means and not by what the verifier happens to accept. A rewriting that does not fit a
-reference answer is not made.
+This is the counterpart of the near misses, which are wrong answers. Every rewriting here is correct whatever the
+reference answer is about, by the meaning of the notation and not by what the verifier happens to accept. A rewriting
+that does not fit a reference answer is not made.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _GLYPHS = {
 
 
 def rewrites(references: list[str], seed: int, most_per_reference: int = 3) -> Iterator[tuple[str, str, str]]:
-    """(class, reference, right response), in an order that the seed fixes; limited per reference."""
+    """Return (class, reference, correct response), in an order that the seed fixes, limited per reference."""
     for name, reference, again in drawn(REWRITES, references, seed, most_per_reference, operator.ne):
         yield name, reference, again if name in UNBOXED else f"\\boxed{{{again}}}"
 
@@ -61,7 +61,7 @@ def mixed(reference: str, numbers: random.Random) -> str | None:
 
 
 def decimal(reference: str, numbers: random.Random) -> str | None:
-    """A fraction that ends as a decimal, an integer with a nought, a decimal as a fraction."""
+    """Write a finite fraction as a decimal, an integer with a zero, or a decimal as a fraction."""
     match = _FRACTION.fullmatch(reference)
     if match is not None and int(match[3]):
         value = Fraction(int(match[2]), int(match[3]))
@@ -110,7 +110,7 @@ named = told((NAMED, ("@1",)), (f"{INTEGER}|{FRACTION}", tuple(f"{letter} = @0" 
 
 
 def layout(reference: str, numbers: random.Random) -> str | None:
-    r"""``\left``, thin spaces, dollars, a full stop, boldface, braces."""
+    r"""Add ``\left``, thin spaces, dollars, a full stop, boldface or braces."""
     if reference.startswith("\\text") or "$" in reference or reference.endswith("."):
         return None
     ways = [
@@ -137,13 +137,13 @@ def glyphs(reference: str, numbers: random.Random) -> str | None:
 
 
 def root(reference: str, numbers: random.Random) -> str | None:
-    """A square root as a power, or in another spelling."""
+    """Write a square root as a power, or in another spelling."""
     way = numbers.choice((r"(\1)^{1/2}", r"(\1)^{\\frac{1}{2}}", r"\\sqrt[2]{\1}"))
     return re.sub(r"\\sqrt\{(\d+)\}", way, reference) if re.search(r"\\sqrt\{\d+\}(?!\^)", reference) else None
 
 
 def turned_sum(reference: str, numbers: random.Random) -> str | None:
-    """Two terms of a sum change places."""
+    """Exchange two terms of a sum."""
     match = re.fullmatch(r"(-?[\w\\{}^]+) ?([+-]) ?([\w\\{}^]+)", reference)
     if match is None or any(mark in reference for mark in ("\\pm", "\\cup", "\\text", "\\mathbf", "\\circ")):
         return None
@@ -154,7 +154,7 @@ def turned_sum(reference: str, numbers: random.Random) -> str | None:
 
 
 def inequality(reference: str, numbers: random.Random) -> str | None:
-    """An interval as an inequality; only with square brackets or an infinite end, since pairs look the same."""
+    """Write an interval as an inequality, only with square brackets or an infinite end, since pairs look the same."""
     match = _INTERVAL.fullmatch(reference)
     if match is None:
         return None
@@ -172,7 +172,7 @@ def inequality(reference: str, numbers: random.Random) -> str | None:
 
 
 def interval(reference: str, numbers: random.Random) -> str | None:
-    """An inequality as an interval or as a set."""
+    """Write an inequality as an interval or as a set."""
     match = re.fullmatch(r"([a-z])\s*(<|>|\\le|\\leq|\\ge|\\geq)\s*(-?\d+)", reference)
     if match is None:
         return None
@@ -185,7 +185,7 @@ def interval(reference: str, numbers: random.Random) -> str | None:
 
 
 def listed(reference: str, numbers: random.Random) -> str | None:
-    """A bare list of numbers in another order, as a set, or with "and"."""
+    """Write a bare list of numbers in another order, as a set, or with "and"."""
     items = [item.strip() for item in reference.split(",")]
     if not 2 <= len(items) <= 6 or not all(re.fullmatch(r"-?\d{1,3}|-?\\frac\{\d+\}\{\d+\}", item) for item in items):
         return None
@@ -204,7 +204,7 @@ angle = told(
         (r"@1\text{ degrees}", "@1", "@1°", r"\frac{@1\pi}{180}", r"\angle ABC = @0"),
     )
 )
-# a unit set another way, or left to the question
+# a unit in another notation, or left to the question
 unit = told(
     (UNIT.format("[a-z]+"), ("@1", "@1 @2", r"@1\ \mathrm{@2}", r"@1~\text{@2}")),
     (UNIT.format("[a-z]+ [a-z]+"), ("@1", "@1 @2", r"@1~\text{@2}")),
@@ -235,7 +235,7 @@ def matrix(reference: str, numbers: random.Random) -> str | None:
 
 
 def text(reference: str, numbers: random.Random) -> str | None:
-    """Words in another font or case, with an article."""
+    """Write words in another font or case, or with an article."""
     match = re.fullmatch(r"\\text(?:bf)?\{([A-Za-z]{4,}(?: [a-z]+)?)\}", reference)
     if match is None:
         return None
@@ -253,12 +253,12 @@ choice = told(
         ("@1", "(@1)", r"\textbf{(@1)}", r"\text{Option @1}", "@1."),
     )
 )
-# a product with its sign written, or turned round
+# a product with an explicit sign, or in the other order
 product = told((r"(-?\d+)([a-z]|\\pi|\\sqrt\{\d+\}|i)", (r"@1\cdot @2", r"@1 \times @2", "@1*@2", r"@2 \cdot (@1)")))
 
 
 def chain(reference: str, numbers: random.Random) -> str | None:
-    """A value at the end of a true chain, in a system's braces, or with a rounding after it."""
+    """Put a value at the end of a true chain, into a system's braces, or add a rounding after it."""
     if not re.fullmatch(r"\d{1,4}", reference):
         return None
     part = numbers.randint(1, int(reference) + 1)
@@ -274,7 +274,7 @@ stated = told(
 
 
 def prose(reference: str, numbers: random.Random) -> str | None:
-    """A response without a box: the answer in its last sentence."""
+    """Write a response without a box: the answer is in its last sentence."""
     if not re.fullmatch(r"-?\d+(?:\.\d+)?|\\frac\{\d+\}\{\d+\}|-?\d+\\sqrt\{\d+\}|\d+\\pi", reference):
         return None
     ways = (

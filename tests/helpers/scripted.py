@@ -1,4 +1,4 @@
-"""A chat server whose answers a test writes: a judge of problems."""
+"""A chat server with scripted answers: a judge of problems."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def verdict(keep: bool, reasons: str = "because") -> Reply:
 
 
 class Server:
-    """``asked`` holds the body of every POST, in the order of arrival."""
+    """A running server. ``asked`` holds the body of every POST, in the order of arrival."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -37,7 +37,7 @@ class Server:
 
 @contextmanager
 def serving(answer: Callable[[dict[str, Any], int], Reply]) -> Generator[Server]:
-    """``answer(body, number of the request)``."""
+    """Serve ``answer(body, number of the request)``."""
     server = Server()
 
     def reply(asked: Asked) -> json_server.Reply:

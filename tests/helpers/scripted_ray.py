@@ -1,7 +1,7 @@
 """A Ray without processes: it records the calls of a run, and its actors give scripted answers.
 
-`ScriptedRay.see` makes the parts of a recipe with ``[cluster]`` as a run does, by `ClusterParts`, and uses each once.
-`fsdp_calls` makes a rank's model of the settings that were sent to the ranks. Its process group exchanges nothing.
+`ScriptedRay.see` makes the parts of a recipe with ``[cluster]`` like a run, by `ClusterParts`, and uses each once.
+`fsdp_calls` makes a rank's model from the settings that were sent to the ranks. Its process group exchanges nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE = "ab" * 28
 
 @dataclass(frozen=True, eq=False)
 class Call:
-    """A reference to what a method of an actor will return."""
+    """A reference to the future result of an actor's method."""
 
     actor: Actor
     method: str
@@ -45,12 +45,12 @@ class Actor:
 
 
 class ScriptedRay:
-    """Records the calls of Ray.
+    """Recorder of the calls of Ray.
 
     Attributes:
-        actors: every actor that was started.
-        waits: seconds that each kind of call was waited for.
-        rank_settings: what each learner rank was configured with.
+        actors: Every actor that was started.
+        waits: Seconds of waiting for each kind of call.
+        rank_settings: Configuration of each learner rank.
     """
 
     def __init__(self) -> None:
@@ -147,7 +147,7 @@ class ScriptedRay:
             return found
         return {}
 
-    # what Ray does
+    # methods with Ray's names
 
     def _template(self, kind: str) -> Any:
         def made(options: Mapping[str, Any], *arguments: Any) -> Actor:
@@ -215,7 +215,7 @@ def _judged() -> Any:
 
 
 def fsdp_calls(settings: Any, ranks: int, root: Path) -> dict[str, Any]:
-    """Calls of FSDP2 by rank 0 of ``ranks`` for its model and for a pass that is not the last of an update."""
+    """Return calls of FSDP2 by rank 0 of ``ranks`` for its model and for a pass that is not the last of an update."""
     import torch.distributed as dist  # noqa: TID251 - the border that this looks at
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

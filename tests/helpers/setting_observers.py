@@ -1,6 +1,6 @@
 """Observers of `tests/unit/config/test_every_setting.py`: each returns the effects of a recipe as a flat dictionary.
 
-Effects are figures and files of a run, problems, requests, and arguments that are handed to vLLM, Ray or FSDP. The
+Effects are figures and files of a run, problems, requests, and arguments that are passed to vLLM, Ray or FSDP. The
 recipe itself, a copy or a checksum of it, times and paths are left out. Two calls with one recipe return equal
 dictionaries.
 """
@@ -41,13 +41,13 @@ Seen = dict[str, Any]
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 SHOWN_OF_RUN = ("threads", "data", "dropped_overlong", "dropped_in_test", "dropped_conflicting", "devices", "steps")
 WORDS = ("what", "is", "?", "+", "so", "it", "0", "1", "2", "3", "4", "5")
-"""Few, so that an untrained model sometimes ends a response, and sometimes with an accepted answer."""
+"""A small vocabulary, so that an untrained model sometimes ends a response, and sometimes with an accepted answer."""
 LISTS = {"[]": 0, "*": "held_out"}
-"""The entry of a list or table of the schema that a row changes."""
+"""Entry of each list or table of the schema that a row changes."""
 
 
 def place_of(setting: str) -> list[str | int]:
-    """The keys of a setting of the schema in the base recipe: ``stages[].reuse`` is ``["stages", 0, "reuse"]``."""
+    """Return the keys of a setting in the base recipe: ``stages[].reuse`` is ``["stages", 0, "reuse"]``."""
     keys: list[str | int] = []
     for part in setting.split("."):
         name, listed, _ = part.partition("[]")
@@ -56,7 +56,7 @@ def place_of(setting: str) -> list[str | int]:
 
 
 def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the recipe with ``changes`` by the schema's names; ``LEFT_OUT`` removes a key."""
+    """Return a copy of the recipe with ``changes`` by the schema's names. ``LEFT_OUT`` removes a key."""
     found: dict[str, Any] = copy.deepcopy(dict(tree))
     for setting, value in changes.items():
         *path, last = place_of(setting)
@@ -71,10 +71,10 @@ def changed(tree: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, An
 
 
 class Observers:
-    """All observers, the files that recipes name, and what was seen already.
+    """All observers, the files that recipes name, and a cache of the results.
 
     Args:
-        root: an empty folder; it becomes the working folder, from which the recipes' relative paths count.
+        root: An empty folder. It becomes the working folder, to which the recipes' paths are relative.
     """
 
     def __init__(self, root: Path) -> None:
@@ -113,7 +113,7 @@ class Observers:
             adapters.write(self.root / name.replace("model", "adapters"))
 
     def tree_of(self, row: Row, value: Any) -> dict[str, Any]:
-        """The recipe of a row with one of its two values."""
+        """Return the recipe of a row with one of its two values."""
         base = {"train": TRAIN, "sft": SFT}[row.recipe]
         return changed(changed(base, row.base), {row.setting: value})
 
@@ -126,7 +126,7 @@ class Observers:
         return self._seen[key]
 
     def look(self, observer: str, recipe: str, tree: dict[str, Any]) -> Seen:
-        """Return the effects of a recipe; a refusal is the effect ``error``."""
+        """Return the effects of a recipe. A rejection is the effect ``error``."""
         folder = self.root / f"look-{next(self._numbers)}"
         schema = TrainConfig if recipe == "train" else SftConfig
         try:
@@ -143,7 +143,7 @@ class Observers:
     # training
 
     def see_run(self, config: TrainConfig, folder: Path) -> Seen:
-        """A whole training run in this process: its folder, and the calls of engine and learner on the way."""
+        """Run a whole training in this process, and return its files and the calls of engine and learner."""
         from magicrl.training.recorder import NullObserver
         from magicrl.training.session import run_training
 
@@ -158,7 +158,7 @@ class Observers:
         return seen | (self._of_folder(output) if output.is_dir() else {})
 
     def _record(self, config: TrainConfig, folder: Path) -> None:
-        """Rollouts of the recipe by one model or another, for an engine that replays them."""
+        """Record rollouts of the recipe by one model or another, for an engine that replays them."""
         from magicrl.training.recorder import NullObserver
         from magicrl.training.session import run_training
 
@@ -172,7 +172,7 @@ class Observers:
             (made / "rollouts").rename(folder)
 
     def _of_folder(self, output: Path) -> Seen:
-        """The run folder, by figure and file."""
+        """Return the run folder's contents, by figure and file."""
         found: Seen = {}
         lines = [json.loads(line) for line in _lines(output / "metrics.jsonl")]
         for line in lines:
@@ -181,7 +181,7 @@ class Observers:
                     found.setdefault(f"metrics/{key}", []).append(value)
         for event in (json.loads(line) for line in _lines(output / "events.jsonl")):
             found.setdefault(f"events/{event['kind']}", []).append(self._without_paths(event["message"], output))
-        # a run that is refused early leaves only some of its files
+        # a run that is rejected early leaves only some of its files
         run = json.loads((output / "run.json").read_text()) if (output / "run.json").exists() else {}
         found |= {f"run/{key}": run[key] for key in SHOWN_OF_RUN if key in run}
         found["rollouts"] = [
@@ -198,14 +198,14 @@ class Observers:
         return found | _of_model(output / "model")
 
     def see_start(self, config: TrainConfig, folder: Path) -> Seen:
-        """The model that a run starts from."""
+        """Return the model that a run starts from."""
         from magicrl.training.assemble import start_model_folder
 
         made = start_model_folder(config.start, folder / "models", lambda *_: None)
         return _of_model(Path(made))
 
     def see_problems(self, config: TrainConfig, folder: Path) -> Seen:
-        """Every set of problems after the start checks, and the calls of the hub's library."""
+        """Return every set of problems after the start checks, and the calls of the hub's library."""
         from magicrl.models.loading import load_shell
         from magicrl.models.prompts import PromptEncoder
         from magicrl.training.start_checks import load_data
@@ -219,7 +219,7 @@ class Observers:
         return found | {"hub": asked, "dropped_overlong": data.dropped_overlong}
 
     def see_checks(self, config: TrainConfig, folder: Path) -> Seen:
-        """Whether the start checks of a machine without a GPU refuse the run."""
+        """Return whether the start checks of a machine without a GPU reject the run."""
         from magicrl.training.start_checks import check_run
 
         with patch("torch.cuda.is_available", lambda: False):
@@ -227,7 +227,7 @@ class Observers:
         return {"error": None}
 
     def see_schedule(self, config: TrainConfig, folder: Path) -> Seen:
-        """When and why the stages end, on a made-up curve that rises and levels off and fewer truncated responses."""
+        """Return when and why the stages end, on a synthetic curve that levels off, with falling truncation."""
         from magicrl.training.curriculum import StageSchedule
 
         schedule, ends = StageSchedule(config.stages), []
@@ -241,7 +241,7 @@ class Observers:
         return {"ends": ends, "steps": [steps for _, steps, _ in ends]}
 
     def see_compiled(self, config: TrainConfig | SftConfig, folder: Path) -> Seen:
-        """How often a learner hands a model's layers to the compiler, which is left out: it takes half a minute."""
+        """Return how often a learner calls the compiler, which is replaced: compiling takes half a minute."""
         from magicrl.models.loading import load_policy
         from magicrl.training import assemble, sft
 
@@ -254,7 +254,7 @@ class Observers:
             if isinstance(config, TrainConfig):
                 assemble.make_learner(config, policy)
             else:
-                # the learner is made before a checkpoint is looked for
+                # make the learner before a checkpoint is looked for
                 with (
                     patch.object(sft, "load_latest", side_effect=InterruptedError),
                     contextlib.suppress(InterruptedError),
@@ -265,7 +265,7 @@ class Observers:
     # the command line
 
     def see_command(self, config: TrainConfig | SftConfig, folder: Path) -> Seen:
-        """`magicrl train` or `magicrl sft` in an empty folder: where it writes, and what trackers receive."""
+        """Run `magicrl train` or `magicrl sft` in an empty folder; return output folders and trackers' input."""
         from magicrl.commands.train import command, sft
 
         folder.mkdir()
@@ -287,7 +287,7 @@ class Observers:
         }
 
     def see_minutes(self, config: TrainConfig | SftConfig, folder: Path) -> Seen:
-        """How long a shipped recipe takes, as `magicrl train` and `magicrl recipes` print it."""
+        """Return the duration of a shipped recipe, as `magicrl train` and `magicrl recipes` print it."""
         from magicrl.commands.recipes import recipes
         from magicrl.commands.train import minutes_needed
         from magicrl.config.paths import find_recipe
@@ -306,7 +306,7 @@ class Observers:
     # supervised fine-tuning
 
     def see_sft(self, config: SftConfig, folder: Path) -> Seen:
-        """A supervised recipe's checks and its run: losses, learning rates, the model that it writes."""
+        """Return a supervised recipe's checks and its run: losses, learning rates, the model that it writes."""
         from magicrl.training.sft import run_sft
         from magicrl.training.start_checks import check_sft
 
@@ -321,7 +321,7 @@ class Observers:
         return {**seen, **figures, **_of_model(output)}
 
     def see_shown(self, config: SftConfig, folder: Path) -> Seen:
-        """The demonstrations of the first phase: problems and responses as they are handed to the tokenizer."""
+        """Return the demonstrations of the first phase: problems and responses as they are passed to the tokenizer."""
         from magicrl.models.loading import load_shell
         from magicrl.models.prompts import PromptEncoder
         from magicrl.records import frozen_tokens
@@ -330,7 +330,7 @@ class Observers:
         shown: list[Any] = []
 
         def prompt(self: Any, problem: Problem) -> Any:
-            shown.append((problem.prompt, problem.environment))  # whose tools a chat template shows
+            shown.append((problem.prompt, problem.environment))  # a chat template shows the environment's tools
             return frozen_tokens([1])
 
         def response(self: Any, text: str) -> Any:
@@ -350,7 +350,7 @@ class Observers:
         return {"shown": shown, "hub": asked}
 
     def see_sft_start(self, config: SftConfig, folder: Path) -> Seen:
-        """The model that supervised training starts from; the package of a GGUF file is named, not read."""
+        """Return the model that supervised training starts from. The package of a GGUF file is named, not read."""
         from magicrl.training.sft import start_policy
 
         asked: list[str] = []
@@ -379,7 +379,7 @@ class Observers:
     # judging and environments
 
     def see_verdicts(self, config: TrainConfig, folder: Path) -> Seen:
-        """Verdicts of the in-process verifier on fixed responses."""
+        """Return verdicts of the in-process verifier on fixed responses."""
 
         asked = Problem(id="p", prompt="", references=("3",), verifier="exact", source="table")
         responses = ["it is 3", r"\boxed{3}", "<think> it is 3", r"<think>so</think> \boxed{3}", r"<think> \boxed{3}"]
@@ -387,7 +387,7 @@ class Observers:
             return {"verdicts": [verdict.correct for verdict in pool.judge(asked, responses)]}
 
     def see_workers(self, config: TrainConfig, folder: Path) -> Seen:
-        """How worker processes of the maths verifier and of an environment would be started."""
+        """Return how worker processes of the maths verifier and of an environment would be started."""
         from magicrl.environments.pool import EnvironmentPool
 
         started: list[Any] = []
@@ -396,7 +396,7 @@ class Observers:
         lock = threading.Lock()
 
         class Slot:
-            """In the place of a worker's process: it keeps how that would be started."""
+            """Stand-in for a worker's process that records how it would be started."""
 
             def __init__(self, plan: Any, closing: Any) -> None:
                 self.worker = None
@@ -429,7 +429,7 @@ class Observers:
         }
 
     def see_episodes(self, config: TrainConfig, folder: Path) -> Seen:
-        """A run whose responses an environment takes part in, which plays in this process."""
+        """Run with an environment that takes part in responses, in this process."""
         from magicrl.environments import pool
 
         class Slot:
@@ -459,7 +459,7 @@ class Observers:
             return self.see_run(config, folder)
 
     def see_judge(self, config: TrainConfig, folder: Path) -> Seen:
-        """Requests to a served judge, and the verdicts that its replies give."""
+        """Return requests to a served judge, and the verdicts that its replies give."""
 
         judge = config.verifier.judge
         assert judge is not None
@@ -524,7 +524,7 @@ class Observers:
     # vLLM
 
     def see_vllm(self, config: TrainConfig, folder: Path) -> Seen:
-        """The arguments with which a vLLM engine is made, on a CPU and on a GPU."""
+        """Return the arguments with which a vLLM engine is made, on a CPU and on a GPU."""
         found: Seen = {}
         for device, on_gpu in (("cpu", False), ("gpu", True)):
             try:
@@ -545,7 +545,7 @@ class Observers:
         made = vllm_engine.VllmEngine.__init__
 
         class Handed(Exception):
-            """The options have arrived."""
+            """Signal that the options have arrived."""
 
         def start(folder: str, options: dict[str, Any], **_: Any) -> Any:
             seen.update(options)
@@ -567,13 +567,13 @@ class Observers:
     # Ray and FSDP
 
     def see_cluster(self, config: TrainConfig, folder: Path) -> Seen:
-        """Calls of Ray by a run on a cluster: actors with their options and arguments, and the limits of waits."""
+        """Return calls of Ray by a run on a cluster: actors with their options and arguments, and time limits."""
         from scripted_ray import ScriptedRay
 
         return ScriptedRay().see(config, self.root)
 
     def see_fsdp(self, config: TrainConfig, folder: Path) -> Seen:
-        """Calls of FSDP2 by a learner rank, with the settings that the run sends to its ranks."""
+        """Return calls of FSDP2 by a learner rank, with the settings that the run sends to its ranks."""
         from scripted_ray import ScriptedRay, fsdp_calls
 
         ray = ScriptedRay()
@@ -583,7 +583,7 @@ class Observers:
 
 @contextmanager
 def _watched_calls() -> Generator[Seen]:
-    """Calls of engine, learner and model within: requests, sizes of passes, learning rates."""
+    """Record calls of engine, learner and model inside the context: requests, sizes of passes, learning rates."""
     from magicrl.models import head
     from magicrl.models.scorer import PolicyScorer
     from magicrl.rollout.in_process import InProcessEngine
@@ -642,7 +642,7 @@ def _watched_calls() -> Generator[Seen]:
 
 @contextmanager
 def _settings_of_servers(limits: list[Any]) -> Generator[None]:
-    """Waits and tries of every request that the transport makes."""
+    """Return waits and attempts of every request that the transport makes."""
     from magicrl_verifiers.served import Transport
 
     made = Transport.__init__
@@ -656,7 +656,7 @@ def _settings_of_servers(limits: list[Any]) -> Generator[None]:
 
 
 def _hub(asked: list[Any]) -> Callable[..., list[dict[str, Any]]]:
-    """In the place of ``datasets.load_dataset``: three records; ``asked`` receives the arguments."""
+    """Replace ``datasets.load_dataset`` by three records. ``asked`` receives the arguments."""
 
     def load(name: str, subset: str | None, *, split: str, revision: str | None) -> list[dict[str, Any]]:
         asked.append((name, subset, split, revision))
@@ -666,7 +666,7 @@ def _hub(asked: list[Any]) -> Callable[..., list[dict[str, Any]]]:
 
 
 def _of_model(folder: Path) -> Seen:
-    """A model folder: weights, description, adapters."""
+    """Return a model folder's contents: weights, description, adapters."""
     if not folder.is_dir():
         return {}
     config = json.loads((folder / "config.json").read_text())
@@ -690,7 +690,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _timeless(value: Any) -> Any:
-    """The document without seconds."""
+    """Return the document without times."""
     if isinstance(value, dict):
         return {key: _timeless(inner) for key, inner in value.items() if "seconds" not in key and key != "time"}
     return [_timeless(inner) for inner in value] if isinstance(value, list) else value

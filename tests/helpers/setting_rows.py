@@ -1,4 +1,4 @@
-"""For every setting of a recipe two values that lead to something else, and where that is seen.
+"""Two values for every setting of a recipe that lead to different effects, and where the effect is visible.
 
 Read by `tests/unit/config/test_every_setting.py`. A row names a setting as the schema does (``stages[].reuse``,
 ``data.test.*.path``), an observer of `setting_observers.py` (``see_NAME``), changes of the base recipe that the setting
@@ -17,7 +17,7 @@ from tomli_w import dumps
 
 
 class _LeftOut:
-    """The setting is not stated."""
+    """Marker of a setting that the recipe leaves out."""
 
     def __repr__(self) -> str:
         return "left out"
@@ -28,19 +28,19 @@ LEFT_OUT: Any = _LeftOut()
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One setting, and how its effect is seen."""
+    """One setting, and where its effect is visible."""
 
-    setting: str  # by the schema's names
+    setting: str  # name in the schema
     observer: str  # a method ``see_NAME`` of `setting_observers.Observers`
     values: tuple[Any, Any]
-    sees: tuple[str, ...]  # keys of what is seen, all of which must differ
+    sees: tuple[str, ...]  # keys of the observer's dictionary, all of which must differ
     base: Mapping[str, Any] = field(default_factory=dict[str, Any])  # further settings of both recipes
-    gives: tuple[Any, Any] | None = None  # what is seen under the first key
+    gives: tuple[Any, Any] | None = None  # values under the first key
     recipe: str = "train"  # or ``sft``
-    refuses: str = ""  # of an ``error``: what every refusal says; default: the setting's name
+    refuses: str = ""  # text in every rejection with an ``error``; default: the setting's name
 
 
-# Files that recipes name.
+# files that recipes name
 
 GUESSES = [str(number) for number in range(4)]
 """Accepted answers of the run's problems: many, so that an untrained model is sometimes right."""
@@ -112,7 +112,7 @@ FILES = {
 }
 ENVIRONMENT = "guessing"
 
-# The base recipes: every row changes them.
+# the base recipes, which every row changes
 
 TRAIN: dict[str, Any] = {
     "run": {"name": "table", "seed": 3, "threads": 1},
@@ -171,7 +171,7 @@ def _row(setting: str, values: Sequence[Any], observer: str, *sees: str, **furth
 
 
 def _under(prefix: str, rows: Sequence[tuple[Any, ...]], *, recipe: str = "train") -> list[Row]:
-    """Rows of one table: (key, values, observer, keys seen, base, given values)."""
+    """Return rows of one table: (key, values, observer, keys, base, given values)."""
     found: list[Row] = []
     for key, values, observer, sees, *rest in rows:
         found.append(
@@ -190,7 +190,7 @@ def _under(prefix: str, rows: Sequence[tuple[Any, ...]], *, recipe: str = "train
 
 
 SHORT = {"evaluation.every": 0, "data.test": {}, "data.validation": []}
-"""Nothing is measured: for rows that look only at training."""
+"""Settings without evaluations, for rows that look only at training."""
 COMMAND = {**SHORT, "stages[].max_steps": 1}
 
 RUN = _under(
@@ -219,11 +219,11 @@ SHARED = {
         {**{k: v for k, v in PHASE.items() if k not in ("family", "options")}, "data": {"path": "shared.jsonl"}}
     ],
 }
-"""A supervised phase that shows two prompts, each twice in a batch."""
+"""A supervised phase that shows two prompts, each twice per batch."""
 
 
 def model_rows(prefix: str, observer: str, recipe: str, short: Mapping[str, Any]) -> list[Row]:
-    """Rows of a ``ModelConfig`` for both kinds of recipes: they differ in what a step records."""
+    """Return rows of a ``ModelConfig`` for both kinds of recipes, which differ in the records of a step."""
     loss = "metrics/learner/loss" if recipe == "train" else "losses"
     small = {**short, f"{prefix}.share_prompts": False}
     shown = short if recipe == "train" else SHARED
@@ -278,7 +278,7 @@ SUMS = {"run.seed": 3}
 
 
 def source_rows(place: str, name: str) -> list[Row]:
-    """Rows of one set of problems; ``name`` is what the observer calls it."""
+    """Return rows of one set of problems. ``name`` is its key in the observer's dictionary."""
     file = {place: {"path": "source.jsonl"}}
     family = {place: {"family": "running_sum", "count": 3, "seed": 1, "split": "train"}}
     files = ("source.jsonl", "other-source.jsonl")
@@ -465,7 +465,7 @@ TEACHER = _under(
 
 
 def optimizer_rows(observer: str, recipe: str, short: Mapping[str, Any]) -> list[Row]:
-    """AdamW's rows, but for the learning rate."""
+    """Return AdamW's rows without the learning rate."""
     return _under(
         "optimizer",
         [
@@ -699,12 +699,12 @@ SHOWN = {"phases": [{key: value for key, value in PHASE.items() if key not in ("
 
 
 def shown_rows() -> list[Row]:
-    """A supervised phase's source: what is seen of it is what the phase shows."""
+    """Return rows of a supervised phase's source, whose effect is the demonstrations of the phase."""
     file = {**SHOWN, IN_SFT: {"path": "source.jsonl"}}
     rows = {row.setting: row for row in source_rows(IN_SFT, "shown")}
     found: list[Row] = []
     special: dict[str, tuple[Any, ...]] = {
-        # worked solutions are recorded: a family and its seed are refused
+        # worked solutions are recorded, so a family and its seed are rejected
         "family": ((LEFT_OUT, "running_sum"), "error", file),
         "seed": ((0, 1), "error", file),
         "split": (("train", "test"), "hub", {**SHOWN, IN_SFT: {"hub": "one/set"}}),

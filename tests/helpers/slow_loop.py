@@ -1,10 +1,10 @@
-"""The whole training run once more, slowly: a plain reading of the recipe that shares no code with the trainer.
+"""A second, slow implementation of a training run that shares no code with the trainer.
 
-From a recipe, the start model's folder, the problems and the tokens that a run recorded, everything else of the run is
-computed again: which prompts were drawn, that each token is the one that its random number picks, rewards, entropies,
-alpha and c, rejection, refill, advantages, mini-batches, losses, gradients, AdamW, stages and filters. One response at
-a time, in float64, with plain autograd. Of magicrl it uses the engine's random numbers alone (a function of seed, draw,
-sample and position that has known answers of its own).
+Its input is a recipe, the starting model's folder, the problems and the tokens that a run recorded. It computes
+everything else again: which prompts were drawn, that each token is the one that its random number picks, rewards,
+entropies, alpha and c, rejection, refill, advantages, mini-batches, losses, gradients, AdamW, stages and filters. It
+handles one response at a time, in float64, with plain autograd. From magicrl it uses only the engine's random numbers
+(a function of seed, draw, sample and position with known answers).
 
 Symbols are those of docs: tau, T, M (group size), D_R, D_T, rho, A, alpha, c, beta.
 """
@@ -29,7 +29,7 @@ from magicrl.rollout.sampling import uniforms
 
 Weights = dict[str, Tensor]
 NEAR = 2e-5
-"""How far a random number may lie outside its token's stretch of the cumulative distribution: rounding."""
+"""How far a random number may lie outside its token's interval of the cumulative distribution, because of rounding."""
 
 CLIPS = {"magic": (0.2, 0.2), "ppo": (0.2, 0.2), "grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28)}
 CLIPS |= {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "scalerl": (1.0, 4.0), "pg": (math.inf, math.inf)}
@@ -59,9 +59,9 @@ class Policy:
         return " ".join(self.words[token] for token in tokens if self.words[token] not in ("<pad>", "<end>"))
 
     def logits(self, weights: Weights, tokens: Sequence[int]) -> Tensor:
-        """``[len(tokens), V]``: what follows each token."""
+        """Return ``[len(tokens), V]`` logits of the next token."""
         embedding = weights["model.embed_tokens.weight"]
-        # transformers gives the pad token's input embedding no gradient, though a response may hold it
+        # transformers gives the pad token's input embedding no gradient, though a response may contain it
         x = torch.nn.functional.embedding(torch.tensor(tokens), embedding, padding_idx=self.pad)
         count, width = x.shape
         size = width // self.heads
@@ -91,14 +91,14 @@ class Policy:
         return norm(x, "model.norm.weight") @ embedding.T
 
     def distribution(self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], tau: float) -> Tensor:
-        """``[T, V]`` log-probabilities of every word at each place of the response."""
+        """Return ``[T, V]`` log-probabilities of every token at each position of the response."""
         logits = self.logits(weights, [*prompt, *tokens[:-1]])[len(prompt) - 1 :]
         return (logits / tau).log_softmax(-1)
 
     def score(
         self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], tau: float
     ) -> tuple[Tensor, Tensor]:
-        """``[T]`` log-probabilities of the response's tokens, and ``[T]`` entropies."""
+        """Return ``[T]`` log-probabilities of the response's tokens, and ``[T]`` entropies."""
         table = self.distribution(weights, prompt, tokens, tau)
         return table[torch.arange(len(tokens)), torch.tensor(tokens)], -(table.exp() * table).sum(-1)
 
@@ -109,22 +109,22 @@ class Policy:
         return tokens
 
 
-# ------------------------------------------------------------------------------------------------------ what flows
+# ------------------------------------------------------------------------------------------------------ records
 
 
 @dataclass
 class Response:
-    """One recorded response, and what the slow loop makes of it."""
+    """One recorded response with the values that the slow loop computes."""
 
     tokens: list[int]
     truncated: bool
-    answered: bool  # it ended by itself and says something
+    answered: bool  # it ended by itself and is not empty
     judged: bool
     reward: float
-    versions: list[int]  # of the weights that sampled each token
-    spans: bool  # an update came while it was sampled
-    sampler_logprobs: Tensor  # of those weights
-    entropies: Tensor  # of those weights; asynchronous, of the learner's at the step's start
+    versions: list[int]  # version of the weights that sampled each token
+    spans: bool  # an update arrived while it was sampled
+    sampler_logprobs: Tensor  # under the weights that sampled
+    entropies: Tensor  # under the weights that sampled; asynchronous, under the learner's at the start of the step
     advantage: float = 0.0
     old: Tensor | None = None
     ref: Tensor | None = None
@@ -139,13 +139,13 @@ class Group:
 
     @property
     def judged(self) -> list[Response]:
-        """A response that nobody could judge leaves its group."""
+        """Return whether the response was judged. Otherwise it leaves its group."""
         return [r for r in self.responses if r.judged]
 
 
 @dataclass
 class Stage:
-    """Where the run stands in its stages."""
+    """Position of the run in its stages."""
 
     index: int = 0
     steps: int = 0
@@ -155,7 +155,7 @@ class Stage:
 
 
 def problems_of(path: Path) -> dict[str, tuple[str, str]]:
-    """Prompt and reference answer by id (the file's name and the row's number), in the file's order."""
+    """Return prompt and reference answer by id (the file's name and the row's number), in the file's order."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return {f"{path.stem}-{number}": (row["problem"], row["answer"]) for number, row in enumerate(rows)}
 
@@ -167,11 +167,11 @@ class SlowLoop:
     """The run of ``recipe`` (a parsed TOML that states every setting it uses).
 
     Args:
-        recipe: the recipe.
-        model: the start model's folder; the reference is the same one.
-        train: prompt and reference answer by id.
-        validation: likewise; judged greedily.
-        unjudged: told reference answer and text: whether the run's verifier could not judge it.
+        recipe: The recipe.
+        model: The starting model's folder, which is also the reference.
+        train: Prompt and reference answer by id.
+        validation: The same for validation problems, which are answered greedily.
+        unjudged: Function of reference answer and text that says whether the run's verifier could not judge it.
     """
 
     def __init__(
@@ -190,9 +190,9 @@ class SlowLoop:
         self.first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         self.second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         self.updates = 0
-        self.by_version = {0: self.weights}  # what the engine was given
-        self.pending: list[tuple[int, str]] = []  # draws that are asked for and not used, with their problems
-        self.again: list[str] = []  # problems whose draws a stage's end threw away
+        self.by_version = {0: self.weights}  # weights that the engine received
+        self.pending: list[tuple[int, str]] = []  # requested draws that are not used yet, with their problems
+        self.again: list[str] = []  # problems whose draws were discarded at the end of a stage
         self.drained = 0
         self.steps = 0
         self.c = 0.0
@@ -200,7 +200,7 @@ class SlowLoop:
         self.draws = 0
         self.epoch, self.place = 0, 0
         self.removed: list[str] = []
-        self.visits: dict[str, tuple[int, int]] = {}  # right and judged, of a prompt's last visit
+        self.visits: dict[str, tuple[int, int]] = {}  # correct and judged responses of a prompt's last visit
         self.stage = Stage()
         self.best: tuple[int, float] | None = None
         self.events: list[dict[str, Any]] = []
@@ -216,22 +216,22 @@ class SlowLoop:
         return self.stated("entropy_target", "entropy", "target")
 
     def stated(self, own: str, table: str, key: str | None = None) -> Any:
-        """What the present stage says, else what the recipe's table says, else None."""
+        """Return the value of the current stage, else that of the recipe's table, else None."""
         return self.now.get(own, self.recipe[table].get(key or own))
 
     @property
     def now(self) -> Mapping[str, Any]:
-        """The present stage's settings."""
+        """Return the current stage's settings."""
         return self.recipe["stages"][self.stage.index]
 
     @property
     def ahead(self) -> int:
-        """Steps that are asked for in advance: 0 is the synchronous run."""
+        """Return the number of steps that are requested in advance: 0 is the synchronous run."""
         return self.recipe["rollout"].get("max_staleness", 0)
 
     @property
     def served(self) -> int:
-        """The version that the engine samples with at a step's start."""
+        """Return the version that the engine samples with at the start of a step."""
         given = sorted(self.by_version)
         return given[max(0, len(given) - 1 - self.recipe["rollout"].get("weight_lag", 0))]
 
@@ -251,7 +251,7 @@ class SlowLoop:
 
     @torch.no_grad()
     def _asked(self, count: int, recorded: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[Group]:
-        """The next ``count`` groups: who is asked follows from the seed, what was answered is recorded."""
+        """Return the next ``count`` groups. The seed decides the prompts, and the record holds the responses."""
         left = max(0, min(self.ahead, self.now["max_steps"] - self.stage.steps - 1))
         for _ in range(count + left * self.now["rollout_batch"] - len(self.pending)):
             self.pending.append((self.draws, self._next_problem()))
@@ -282,7 +282,7 @@ class SlowLoop:
         assert len(versions) == len(tokens)
         assert self.ahead or versions == [self.served] * len(tokens)
         table = self.policy.distribution(self.by_version[versions[0]], prompt, tokens, self.tau)
-        # later weights go on with keys and values of the first ones: what they sample is taken as recorded
+        # later weights continue with keys and values of earlier ones: their samples are taken as recorded
         self._check_sampling(table[: spans[1]], row)
         sampler_logprobs = torch.tensor(row["sampler_logprobs"]).double()
         sampler_logprobs[: spans[1]] = table[torch.arange(len(tokens)), torch.tensor(tokens)][: spans[1]]
@@ -303,7 +303,7 @@ class SlowLoop:
         )
 
     def _check_sampling(self, table: Tensor, row: Mapping[str, Any]) -> None:
-        """Each token is where its random number falls in the cumulative distribution."""
+        """Check that each token is the one that its random number picks from the cumulative distribution."""
         draw, sample = row["draw"], row["sample"]
         numbers = uniforms(self.recipe["run"]["seed"], draw, sample, np.arange(len(table)))
         for place, (token, number) in enumerate(zip(row["tokens"][: len(table)], numbers, strict=True)):
@@ -316,7 +316,7 @@ class SlowLoop:
     # -------------------------------------------------------------------------------------------------- a step
 
     def step(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int | None]:
-        """One training step from the recorded ``rows`` of its buffer; its metrics."""
+        """Make one training step from the recorded ``rows`` of its buffer, and return its metrics."""
         algorithm, stage = self.recipe["algorithm"], self.now
         recorded = {(row["draw"], row["sample"]): row for row in rows}
         groups = self._asked(stage["rollout_batch"], recorded)
@@ -377,7 +377,7 @@ class SlowLoop:
         return values
 
     def _members(self, group: Group) -> list[Response]:
-        """The responses that make a group's mean and deviation."""
+        """Return the responses that make up a group's mean and deviation."""
         before = self.recipe["algorithm"]["advantage_mask"] == "before"
         return [r for r in group.judged if not (before and r.truncated)]
 
@@ -410,7 +410,7 @@ class SlowLoop:
                 response.advantage = 0.0
 
     def _shaped(self, response: Response) -> float:
-        """The reward that advantages are made of: 1 less over the last tokens before T, if the recipe says so."""
+        """Return the reward for the advantage: the recipe may subtract up to 1 over the last tokens before T."""
         buffer = self.recipe["algorithm"].get("overlong_buffer")
         if buffer is None or len(response.tokens) <= self.now["max_tokens"] - buffer:
             return response.reward
@@ -461,7 +461,7 @@ class SlowLoop:
         }
 
     def _entropy_values(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Mean over all tokens of the buffer, and its error by a linearised ratio of sums over responses."""
+        """Return the mean over all tokens of the buffer, and its error by a linearised ratio of sums over responses."""
         found: dict[str, float] = {}
         responses = [r for group in groups for r in group.responses]
         for name in ("exact",) if self.ahead else ("exact", "sampled"):
@@ -476,7 +476,7 @@ class SlowLoop:
         return found
 
     def _staleness_values(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """How many changes of the weights ago tokens were sampled, by the weights' versions at the steps' starts."""
+        """Return how many weight changes ago tokens were sampled, by the versions at the starts of the steps."""
         given = sorted(self.by_version)
         responses = [(g, r) for g in groups for r in g.responses]
         ages = [len(given) - 1 - given.index(v) for _, r in responses for v in r.versions]
@@ -535,7 +535,7 @@ class SlowLoop:
         return _merged(told)
 
     def _update(self, groups: Sequence[Group], alpha: float, *, several: bool) -> dict[str, float]:
-        """One SGD step on these groups: loss, gradient, clipping, AdamW."""
+        """Make one SGD step on these groups: loss, gradient, clipping, AdamW."""
         for weight in self.weights.values():
             weight.requires_grad_(True)
         beta = self.stated("kl_coefficient", "reference", "coefficient") or 0.0
@@ -585,7 +585,7 @@ class SlowLoop:
         return each if loss in ("pg", "ppo") else each / len(response.tokens)
 
     def _second_moment(self, groups: Sequence[Group]) -> float:
-        """m2po: the largest square of a log weight, among those that moved with the advantage, that is kept."""
+        """Return m2po's threshold: the largest kept square of a log weight that moved with the advantage."""
         if self.recipe["algorithm"]["correction"] != "m2po":
             return math.inf
         squares: list[float] = []
@@ -598,7 +598,7 @@ class SlowLoop:
         left = math.inf
         while squares and sum(squares) / len(squares) > self.recipe["algorithm"]["second_moment"]:
             left = squares.pop()
-        # responses that begin alike have equal weights there, and rounding says which of them leaves first
+        # responses with the same beginning have equal weights there, and rounding decides which of them is masked first
         largest = squares[-1] if squares else 0.0
         assert left > largest * (1 + 1e-4), "the threshold separates equal weights; take another one"
         return largest
@@ -614,7 +614,7 @@ class SlowLoop:
         return weights.clamp(max=cap) if algorithm["correction"] == "tis" else weights * (weights <= cap)
 
     def _surrogate(self, logprobs: Tensor, old: Tensor, advantage: float) -> tuple[Tensor, Tensor, Tensor]:
-        """What is maximised, ``[T]``; rho; and the tokens whose gradient the clip zeroed."""
+        """Return the maximised objective ``[T]``, rho, and the tokens whose gradient the clip zeroed."""
         algorithm = self.recipe["algorithm"]
         low, high = CLIPS[algorithm["loss"]]
         low, high = self.stated("clip_low", "algorithm") or low, self.stated("clip_high", "algorithm") or high
@@ -656,7 +656,7 @@ class SlowLoop:
 
     @torch.no_grad()
     def _validated(self) -> dict[str, float]:
-        """Greedy answers to the validation problems, where one is due."""
+        """Return the metrics of greedy answers to the validation problems, where a validation is due."""
         every = self.recipe["evaluation"]["every"]
         if not every or self.steps % every:
             return {}
@@ -758,7 +758,7 @@ class _Sums:
 
 
 def _merged(told: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """A step's updates as one: means weighted by tokens, extremes of extremes, the last learning rate."""
+    """Merge a step's updates: means weighted by tokens, extremes of extremes, the last learning rate."""
     merged: dict[str, Any] = {"learner/sgd_steps": len(told), "tokens/trained": int(sum(row["tokens"] for row in told))}
     for name in told[0] if told else ():
         column = [row[name] for row in told]
@@ -778,7 +778,7 @@ def _merged(told: Sequence[Mapping[str, float]]) -> dict[str, Any]:
 
 
 def upper_bound(curve: Sequence[tuple[int, float, float | None]], rule: Mapping[str, Any]) -> float:
-    """The smallest upper bound of the gain over H more steps, over the stretches that know it to within delta.
+    """Return the smallest upper bound of the gain over H more steps, over the windows that know it to within delta.
 
     Look j shares (1 - confidence) / (j (j + 1)) over the last window, two windows, four windows, ...; noise is AR(1)
     with a correlation estimated from the residuals, corrected by (2 + 4 rho) / n and rounded up to a grid of 0.05.
@@ -795,7 +795,7 @@ def upper_bound(curve: Sequence[tuple[int, float, float | None]], rule: Mapping[
 
 
 def _gain(curve: Sequence[tuple[int, float, float | None]], horizon: int) -> tuple[float, float, float]:
-    """Gain over the horizon, its standard error and degrees of freedom."""
+    """Return gain over the horizon, its standard error and degrees of freedom."""
     n = len(curve)
     x = np.array([step for step, *_ in curve], dtype=float)
     y = np.array([value for _, value, _ in curve])
@@ -819,7 +819,7 @@ def _gain(curve: Sequence[tuple[int, float, float | None]], horizon: int) -> tup
 
 
 def prompts(count: int, seed: str) -> list[str]:
-    """Distinct prompts of nine digits, as the tiny reasoner reads them."""
+    """Return distinct prompts of nine digits, which the tiny reasoner can read."""
     found: list[str] = []
     while len(found) < count:
         digits = [b % 10 for b in hashlib.sha256(f"{seed}/{len(found)}".encode()).digest()[:9]]

@@ -36,7 +36,7 @@ GROUP = 8**LIMIT
 
 @dataclass(frozen=True, kw_only=True)
 class Path:
-    """One possible response: its tokens, whether it was cut, and the verifier's opinion of its text."""
+    """One possible response: its tokens, whether it was truncated, and the verifier's verdict on its text."""
 
     prompt: int
     tokens: tuple[int, ...]
@@ -53,7 +53,7 @@ class Path:
 
 
 def prefixes() -> list[tuple[int, ...]]:
-    """Contexts in which a token is chosen: no end token in them, shorter than the limit."""
+    """Return contexts in which a token is chosen: without an end token, shorter than the limit."""
     return [p for length in range(LIMIT) for p in itertools.product(range(1, TOKENS), repeat=length)]
 
 
@@ -65,7 +65,7 @@ NUM_STATES = PROMPTS * len(prefixes())
 
 
 def paths() -> list[Path]:
-    """All responses; about half of them look correct, some of the cut ones too."""
+    """Return all responses. About half of them are correct, including some truncated ones."""
     rng = np.random.default_rng(3)
     found: list[Path] = []
     for prompt in range(PROMPTS):
@@ -79,7 +79,7 @@ def paths() -> list[Path]:
 
 
 def sampling_logits() -> Tensor:
-    """``[states, tokens]`` float64; every row holds eighths in some order."""
+    """Return ``[states, tokens]`` float64 logits. The probabilities of every row are eighths in some order."""
     rng = np.random.default_rng(4)
     eighths = [(4, 2, 2), (6, 1, 1), (4, 3, 1), (5, 2, 1)]
     rows = [rng.permutation(eighths[i % len(eighths)]) / 8 for i in range(NUM_STATES)]
@@ -92,19 +92,19 @@ def path_probability(logits: Tensor, path: Path) -> Tensor:
 
 
 def expected_reward(logits: Tensor) -> Tensor:
-    """J, by enumeration; differentiable."""
+    """Return J by enumeration, differentiable."""
     return torch.stack([path_probability(logits, p) * p.reward for p in paths()]).sum() / PROMPTS
 
 
 def copies(path: Path) -> int:
-    """How often the path stands in a group of ``GROUP`` responses of the sampling policy."""
+    """Return how often the path occurs in a group of ``GROUP`` responses of the sampling policy."""
     exact = GROUP * float(path_probability(sampling_logits(), path))
     assert math.isclose(exact, round(exact)), f"{path} has probability {exact / GROUP}"
     return round(exact)
 
 
 def exact_group(prompt: int) -> tuple[RolloutGroup, list[Verdict], list[Path]]:
-    """The group of ``GROUP`` responses whose empirical distribution is the sampling policy."""
+    """Return the group of ``GROUP`` responses whose empirical distribution is the sampling policy."""
     table = torch.log_softmax(sampling_logits(), dim=-1)
     entropies = -(table.exp() * table).sum(-1)
     members = [p for p in paths() if p.prompt == prompt for _ in range(copies(p))]

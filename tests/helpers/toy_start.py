@@ -1,4 +1,4 @@
-"""The supervised recipe of a start model that is made in seconds and answers some problems of its family."""
+"""The supervised recipe of a starting model that is made in seconds and answers some problems of its family."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def toy_sft(
     options: str = "",
     more: str = "",
 ) -> str:
-    """The recipe; ``options`` are further ones of the family, ``more`` further sections."""
+    """Return the recipe. ``options`` are further ones of the family, ``more`` further sections."""
     return f"""[run]
 name = "{name}"
 threads = 1

@@ -1,6 +1,6 @@
-"""A slow CPU kernel behind torch's own `varlen_attn`, which has one for CUDA alone: its docstring written out.
+"""A slow CPU kernel for torch's `varlen_attn`, which has one only for CUDA, written after its docstring.
 
-What stands before the kernel is torch's: the checks of the public function, the operator, its gradient's registration.
+Everything in front of the kernel is torch's: checks of the public function, the operator, its gradient registration.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from magicrl.models import attention, packing
 
 @dataclass(frozen=True)
 class Call:
-    """What the kernel was given."""
+    """Arguments of the kernel."""
 
     query_ends: list[int]
     key_ends: list[int]
@@ -30,7 +30,7 @@ class Call:
 
 @contextmanager
 def kernel_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Call], list[Call]]]:
-    """The CPU passes for a device of capability 9.0, in any floating-point type: calls of the two passes."""
+    """Register CPU passes for a device of capability 9.0, in any floating-point type, and return the calls of both."""
     monkeypatch.setattr(packing, "capability_of", lambda device: (9, 0))
     monkeypatch.setattr(attention, "DTYPES", (*attention.DTYPES, torch.float32, torch.float64))
     forwards: list[Call] = []
@@ -82,7 +82,7 @@ def _checked(
     q: Tensor, k: Tensor, v: Tensor, query_ends: Tensor, key_ends: Tensor, longest: tuple[int, int], causal: bool,
     window: Any,
 ) -> Call:  # fmt: skip
-    """What the kernel for CUDA reads without a look; a wrong length or stride gives wrong numbers there."""
+    """Check what the CUDA kernel reads without a check: a wrong length or stride gives wrong numbers there."""
     assert query_ends.dtype == key_ends.dtype == torch.int32
     assert all(x.stride(-1) == 1 for x in (q, k, v)), "a head's values must follow each other"
     assert (len(q), len(k), len(v)) == (int(query_ends[-1]), int(key_ends[-1]), int(key_ends[-1]))
@@ -100,14 +100,14 @@ def _sequences(call: Call) -> Iterator[tuple[slice, slice]]:
 
 
 def _wide(x: Tensor, query: Tensor) -> Tensor:
-    """``[tokens, kv_heads, dim]`` -> ``[heads, tokens, dim]`` in float64."""
+    """Convert ``[tokens, kv_heads, dim]`` to ``[heads, tokens, dim]`` in float64."""
     return x.double().transpose(0, 1).repeat_interleave(query.shape[1] // x.shape[1], 0)
 
 
 def _scores(q: Tensor, k: Tensor, scale: float | None, window: tuple[int, int]) -> Tensor:
-    """``[heads, queries, keys]``, -inf where hidden: the last query stands where the last key does."""
+    """Return ``[heads, queries, keys]``, -inf where hidden. The last query is at the position of the last key."""
     places = torch.arange(len(k))
-    apart = places - places[-len(q) :, None]  # how far right of the query a key stands
+    apart = places - places[-len(q) :, None]  # distance of a key to the right of the query
     hidden = torch.zeros_like(apart, dtype=torch.bool)
     if window[0] >= 0:
         hidden |= apart < -window[0]

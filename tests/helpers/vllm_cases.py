@@ -1,8 +1,8 @@
-"""Model types in vLLM beside plain transformers: ``python tests/helpers/vllm_cases.py NAME...`` prints a line for each.
+"""Model types in vLLM and in plain transformers: ``python tests/helpers/vllm_cases.py NAME...`` prints a line for each.
 
-The rows of `model_cases.py` with attention heads of 32, the smallest that vLLM's CPU attention has, in float32. vLLM
-samples, takes other weights under the names that the learner has them, and samples again. It changes the process that
-it runs in, so that this is one of its own.
+These are the rows of `model_cases.py` in float32, with attention heads of 32, the smallest of vLLM's CPU attention.
+vLLM samples, takes other weights under the learner's names, and samples again. vLLM changes its process, so this
+module runs separately.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "Gemma 3": {"query_pre_attn_scalar": 32},
     "Gemma 4": {"global_head_dim": 64},
     "Gemma 4 mixture": {"global_head_dim": 64},
-    # vLLM reads these where transformers has them fixed or in `moe_layers`; the published configurations have them
+    # vLLM reads these where transformers has fixed values or `moe_layers`; the published configurations have them
     "Llama 4 text": {"interleave_moe_layer_step": 2, "attention_chunk_size": 32},
     "DeepSeek-V3": {
         "head_dim": 64,
@@ -47,7 +47,7 @@ _OWN: dict[str, dict[str, Any]] = {
 
 
 def found_in_a_process(names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """By name what `sampled` finds; where the process broke off, that the model type did it."""
+    """Return the results of `sampled` by name. Where the process crashed, the model type is the cause."""
     found: dict[str, dict[str, Any]] = {}
     while left := [name for name in names if name not in found]:
         done = subprocess.run([sys.executable, __file__, *left], capture_output=True, text=True, check=False)
@@ -59,7 +59,7 @@ def found_in_a_process(names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _largest(engine: VllmEngine, plain: Any) -> float:
-    """The largest difference of a log-prob that vLLM sampled with and a full forward pass."""
+    """Return the largest difference between a log-prob that vLLM sampled with and a full forward pass."""
     largest = 0.0
     engine.submit(model_cases.requests([(11, 4, 24), (3, 4, 9), (70, 2, 40)]))
     with torch.no_grad():
@@ -72,7 +72,7 @@ def _largest(engine: VllmEngine, plain: Any) -> float:
 
 
 def sampled(name: str, folder: Path) -> dict[str, Any]:
-    """``vllm_logprob`` of the weights in the folder, ``vllm_synced`` of others that were given later."""
+    """Return ``vllm_logprob`` of the weights in the folder, and ``vllm_synced`` of others that were loaded later."""
     case = CASES[name]
     plain = model_cases.plain_model(case, **_WIDE | _OWN.get(name, {}))
     save_policy(plain, TOKENIZER, folder)

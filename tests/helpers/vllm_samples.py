@@ -1,6 +1,6 @@
-"""What scenarios of vLLM ask for and write, each in a process of its own, and the learner's word on what was sampled.
+"""Scenarios of vLLM in separate processes: their requests and records, and the learner's log-probs of the samples.
 
-`run_scenario` starts such a process; its source imports the rest from here.
+`run_scenario` starts such a process. Its source imports the other names from here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ TEMPERATURE = 0.9
 
 
 def save_tiny(folder: Path) -> None:
-    """A random model of running sums."""
+    """Save a random model of running sums."""
     save_policy(*make_tiny(TinyModelConfig(), make_family("running_sum", {}).vocabulary, seed=5), folder)
 
 
 def run_scenario(source: str, folder: Path, *words: str) -> None:
-    """Run ``source`` as a script of its own, with the folder and ``words``."""
+    """Run ``source`` as a separate script, with the folder and ``words``."""
     script = folder / "scenario.py"
     script.write_text(source)
     own = str(Path(__file__).parent)
@@ -50,7 +50,7 @@ def sample_request(draw: int, prompt: Sequence[int], group: int, limit: int) -> 
 
 
 def row(draw: int, index: int, c: Any) -> dict[str, Any]:
-    """A completion, finished or not, as JSON."""
+    """Return a completion, finished or not, as JSON."""
     return {
         "draw": draw,
         "index": index,
@@ -74,7 +74,7 @@ def scored(
     generations: Sequence[dict[str, torch.Tensor]],
     prompt: Callable[[int], Sequence[int]],
 ) -> list[dict[str, Any]]:
-    """The rows, each with its tokens' log-probs by every generation of weights, as ``learned``."""
+    """Return the rows, each with its tokens' log-probs under every version of the weights, as ``learned``."""
     for weights in generations:
         with torch.no_grad():
             for name, weight in learner.weights().items():

@@ -1,6 +1,6 @@
-"""The names of `import magicrl`: kept signatures, wrong arguments told, the same verdicts and plans as the commands.
+"""Names of `import magicrl`: kept signatures, errors for wrong arguments, the same verdicts and plans as the commands.
 
-After a change that is meant, ``python tests/unit/test_api.py`` writes ``tests/unit/api.txt`` anew.
+After an intended change, ``python tests/unit/test_api.py`` rewrites ``tests/unit/api.txt``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ RECIPE: dict[str, Any] = {
 
 
 def signatures() -> str:
-    """Every public name of the API with its parameters, a line each; of a class its public members too."""
+    """Return every public name of the API with its parameters, a line each. A class also has its public members."""
     lines: list[str] = []
     for name in magicrl.__all__:
         thing = getattr(magicrl, name)
-        if name in ("Problem", "Verdict"):  # records: their fields are every room's
+        if name in ("Problem", "Verdict"):  # records: their fields are the same in every package
             continue
         lines += _described(name, thing)
         for member, value in vars(thing).items() if thing.__module__.startswith("magicrl.commands") else ():

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, their checksums, and the lock of a folder."""
+"""Files that are complete or absent, their checksums, and the lock of a folder."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_checksum_is_of_the_names_too(tmp_path: Path) -> None:
 
 
 def test_the_holder_of_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".lock").write_text("123456789012")  # what an earlier process left
+    (tmp_path / ".lock").write_text("123456789012")  # left by an earlier process
     with only_writer(tmp_path, wait=False):
         message = rf"being written by another process \(pid {os.getpid()}\); it is this one"
         with pytest.raises(ValueError, match=message), only_writer(tmp_path, wait=False):

@@ -1,4 +1,4 @@
-"""Names of version 0.1 that users may have written. They are read until version 0.3."""
+"""Names of version 0.1 in users' files and code. They are read until version 0.3."""
 
 from __future__ import annotations
 

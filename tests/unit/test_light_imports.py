@@ -1,4 +1,4 @@
-"""The command line, reports, live displays and pipeline steps without a model load no torch, which takes seconds."""
+"""The command line, reports, live displays and pipeline steps without a model import no torch, which takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes two problems the same one, and what a record keeps whatever happens around it."""
+"""When two problems are the same, and which values a record keeps in any case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one way in which everything that a user brings is named."""
+"""The common way to name custom parts."""
 
 from __future__ import annotations
 
@@ -79,10 +79,13 @@ def test_an_entry_point_of_an_installed_package_is_a_name(tmp_path: Path, monkey
 @pytest.mark.parametrize(
     ("reference", "told"),
     [
-        ("tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'? Known: tensorboard, trackio, wandb"),
+        (
+            "tensorbord",
+            "unknown tracker 'tensorbord'; did you mean 'tensorboard'? Known: mlflow, tensorboard, trackio, wandb",
+        ),
         (
             "quite_other",
-            "unknown tracker 'quite_other'. Known: tensorboard, trackio, wandb; or your own as file.py:name",
+            "unknown tracker 'quite_other'. Known: mlflow, tensorboard, trackio, wandb; or your own as file.py:name",
         ),
         ("nowhere.py:Tracker", "there is no file nowhere.py"),
         ("no_such_package.module:Tracker", "there is no module 'no_such_package.module'"),

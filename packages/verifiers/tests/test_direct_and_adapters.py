@@ -1,4 +1,4 @@
-"""`verify_maths`, `verify_code`, and the adapters against the packages that they are for."""
+"""`verify_maths`, `verify_code`, and the adapters, tested with the packages that they adapt to."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_verl_loads_the_score_by_its_own_code() -> None:
         distribution = importlib.metadata.distribution("verl")
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("no verl")
-    # its loader by path: the package itself imports Ray, tensordict and vLLM
+    # load by path: the package itself imports Ray, tensordict and vLLM
     path = distribution.locate_file("verl/utils/import_utils.py")
     spec = importlib.util.spec_from_file_location("verl_import_utils", str(path))
     assert spec is not None

@@ -1,4 +1,4 @@
-"""The place of the answer, hostile text that neither fools nor slows the search, and normalised equality."""
+"""Extraction of the answer, hostile text that neither fools nor slows the search, and normalised equality."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_only_the_tail_of_a_huge_answer_is_read_but_its_tags_are_seen() -> None:
         (r"$\boxed{\frac{1}{\sqrt{2}}}$.", r"\frac{1}{\sqrt{2}}"),
         (r"\boxed{43}. No: \boxed{42}", "42"),
         (r"\boxed{1\boxed{3}}", "1, {3}"),
-        (r"\boxed{1} then \boxed{2", "1"),  # cut off: the second is no box
+        (r"\boxed{1} then \boxed{2", "1"),  # truncated: the second is no box
         (r"\boxed{2", None),
         (r"\boxed{}5{}", ""),
         (r"\boxed{x = \boxed{5}}", "x = {5}"),

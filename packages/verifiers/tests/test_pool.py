@@ -1,4 +1,4 @@
-"""The pool under everything that answers and operating systems do to it."""
+"""The pool under any answer and any accident of the operating system."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Until = Callable[[Callable[[], bool]], None]
 
 
 def unread(pid: int) -> int:
-    """Bytes that lie in a worker's standard input."""
+    """Return the bytes in a worker's standard input that it has not read."""
     size = array.array("i", [0])
     pipe = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
     try:
@@ -63,7 +63,7 @@ def pool() -> Iterator[VerifierPool]:
 
 @pytest.fixture(scope="module")
 def patient() -> Iterator[VerifierPool]:
-    """Yield a pool with long limits: an integral takes Math-Verify half a CPU second on a slow core."""
+    """Yield a pool with long limits: Math-Verify needs half a CPU second for an integral on a slow core."""
     with VerifierPool(time_limit=4.0, workers=1) as shared:
         shared.warm_up()
         yield shared
@@ -79,7 +79,7 @@ def patient() -> Iterator[VerifierPool]:
         ([r"\frac{\sqrt{2}}{2}"], r"\boxed{\frac{1}{\sqrt{2}}}", "matched", "structure"),
         (["x+1", "x+2"], r"\boxed{2+x}", "matched", "structure"),
         (["x+1"], r"\boxed{1-x}", "mismatch", "structure"),
-        # Math-Verify parses neither side of this pair: strings must come first
+        # Math-Verify parses neither side of this pair: string comparison must come first
         ([r"1-\frac{1}{\mathrm{e}}"], r"\boxed{1 - \frac{1}{\mathrm{e}}}", "matched", "string"),
         ([r"1-\frac{1}{\mathrm{e}}"], r"\boxed{1 + \frac{1}{\mathrm{e}}}", "mismatch", "structure"),
         # both round to 0.000000
@@ -139,7 +139,7 @@ def test_a_worker_killed_from_outside_loses_nothing(pool: VerifierPool, until: U
     os.kill(pid, signal.SIGSTOP)
     until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     ticket = pool.submit(problem("7"), [r"\boxed{7}", r"\boxed{8}", r"\boxed{\sqrt{49}}"])
-    until(lambda: unread(pid) > 0)  # the first item is its own when it dies
+    until(lambda: unread(pid) > 0)  # the worker dies with the first item
     assert not ticket.done
     os.kill(pid, signal.SIGKILL)
     assert [v.status for v in pool.result(ticket)] == ["matched", "mismatch", "matched"]
@@ -168,7 +168,7 @@ def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str, until
 
     def killed_another() -> bool:
         for process in me.children(recursive=True):
-            with contextlib.suppress(psutil.Error):  # it may be gone by itself since it was listed
+            with contextlib.suppress(psutil.Error):  # it may have exited since it was listed
                 if process.pid not in others and victim in " ".join(process.cmdline()):
                     others.add(process.pid)
                     process.kill()
@@ -194,7 +194,7 @@ def test_a_worker_killed_twice_means_not_judged(until: Until) -> None:
             until(lambda: bool(set(pool.worker_pids) - seen))
             (pid,) = set(pool.worker_pids) - seen
             seen.add(pid)
-            before = cpu_seconds(pid)  # a worker that has nothing to judge uses none
+            before = cpu_seconds(pid)  # an idle worker uses no CPU time
             until(lambda pid=pid, before=before: cpu_seconds(pid) > before + 0.1)
             os.kill(pid, signal.SIGKILL)
         lost, other = pool.result(ticket)
@@ -211,7 +211,7 @@ def test_memory_belongs_to_the_answer() -> None:
 
 
 def test_a_large_calling_process_does_not_wear_out_its_workers() -> None:
-    ballast = bytearray(os.urandom(2**20)) * 256  # the peak memory of a child's parent is inherited on Linux
+    ballast = bytearray(os.urandom(2**20)) * 256  # on Linux a child inherits the peak memory of its parent
     with VerifierPool(memory_limit_mb=256) as small:
         small.warm_up()
         before = small.worker_pids

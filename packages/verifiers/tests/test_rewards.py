@@ -1,4 +1,4 @@
-"""Rewards of a user's own: every form that a function may have, where it is judged, and what its failures mean."""
+"""Custom rewards: every form of a function, where it is judged, and the meaning of its failures."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def problem(file: Path, name: str, references: tuple[str, ...] = ()) -> Problem:
-    extra = {"n": 7, "read": date(2026, 1, 31)}  # a Parquet file has columns that JSON has no form for
+    extra = {"n": 7, "read": date(2026, 1, 31)}  # a Parquet file has columns that JSON cannot represent
     return Problem(id="p", prompt="?", references=references, verifier=f"{file}:{name}", source="doc", extra=extra)
 
 
@@ -224,7 +224,7 @@ def test_what_is_no_reward_is_refused(file: Path) -> None:
         pool.submit(Problem(id="p", prompt="?", references=(), verifier="exact", source="doc"), ["1"])
 
 
-# --- what scores mean further on ------------------------------------------------------------------------------------
+# --- effect of scores on advantages ------------------------------------------------------------------------------
 
 
 def group(*given: float | None, right_from: float = 1.0, cut: tuple[int, ...] = ()) -> ScoredGroup:

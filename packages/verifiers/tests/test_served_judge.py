@@ -1,4 +1,4 @@
-"""The reward ``judge`` against real HTTP servers: what it asks and reads, what an outage is, what is asked twice."""
+"""The reward ``judge`` with real HTTP servers: requests, replies, outages and retries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def graded_response(asked: Asked) -> str:
 
 
 def honest(asked: Asked) -> Reply:
-    """Return a judge that finds 5 and nothing else right, and quotes what it read."""
+    """Return a judge that accepts only the answer 5 and quotes its input."""
     said = graded_response(asked)
     return chat(f"It says: {said}\nScore: {float(said == '5')}")
 
@@ -315,7 +315,7 @@ def test_hostile_responses_stay_between_their_marks_and_a_quoted_score_is_none(r
         graded = {graded_response(one) for one in asked}
     earned = [probe for probe, found in zip(PROBES, scores(verdicts), strict=True) if found]
     assert not earned
-    # reasoning is cut off as it is for every verifier
+    # reasoning is removed, as for every verifier
     assert graded == {probe.rpartition("</think>")[2].strip() for probe in PROBES}
     assert all(PROBLEM.prompt in one.body["messages"][0]["content"] for one in asked)
 

@@ -1,4 +1,4 @@
-"""Several rewards per response: how they are named and joined, and what the failure of one of them means."""
+"""Several rewards per response: names, sums, and the effect of one failing reward."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_the_reward_is_the_weighted_mean_and_the_first_one_decides(file: Path) -
     assert [v.score for v in (right, wrong, long)] == pytest.approx([1.0, 0.25 / 1.25, (1 + 0.125) / 1.25])
     assert right.parts == {"exact": (1.0, 1.0), "brief": (0.25, 1.0)}
     assert long.metrics == {"characters": 18.0}
-    # Another first reward decides about the same scores.
+    # another first reward decides about the same scores
     assert judged(f"0.25 * {file}:brief + exact", r"\boxed{6}")[0].outcome is Outcome.CORRECT
 
 

@@ -1,4 +1,4 @@
-"""Workers of a kind that a test scripts: what they answer, what they use up, and what they die of."""
+"""Scripted workers: their answers, resource use and deaths."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Verifier:
 
 
 class Protocol(WorkerProtocol):
-    """The pool's end of `Handler`."""
+    """Pool side of `Handler`."""
 
     def __init__(self, log: Path) -> None:
         hello = {"log": str(log)}
@@ -98,7 +98,7 @@ class Protocol(WorkerProtocol):
 
 @pytest.fixture(scope="module", autouse=True)
 def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Write the scripted module, which workers find, and a file in the current folder that no worker may import."""
+    """Write the scripted module, which workers import, and a file in the current folder that no worker may import."""
     folder, current = tmp_path_factory.mktemp("scripted"), tmp_path_factory.mktemp("current")
     (folder / "scripted_worker.py").write_text(SCRIPTED)
     (current / "json.py").write_text("raise SystemExit('a file of the current folder was imported')\n")

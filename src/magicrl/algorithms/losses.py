@@ -348,7 +348,7 @@ PG = LossRow(surrogate=unclipped_ratio, reducer=sequence_sum)
 # because rho is positive.
 CISPO = LossRow(surrogate=clipped_weight, reducer=global_tokens, clip=(1.0, 4.0))
 # Loss of ScaleRL (Khatri et al. 2025, arXiv 2510.13786): CISPO with a mean over each prompt first. The rest of that
-# method are settings (docs/reference/losses.md).
+# method are settings (docs/guides/custom-parts.md).
 SCALERL = LossRow(surrogate=clipped_weight, reducer=prompt_mean, clip=(1.0, 4.0))
 # SAPO (Gao et al. 2025, arXiv 2511.20347): a soft gate with the paper's temperatures, mean over responses.
 SAPO = LossRow(surrogate=partial(soft_gate, tau_positive=1.0, tau_negative=1.05), reducer=response_mean)

@@ -260,7 +260,7 @@ def _run(config: PipelineConfig, path: Path, output: Path, overrides: Sequence[s
 
     console = Console(emoji=False)
     if config.expected_minutes is not None:
-        console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, unless some of it is there already")
+        console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, less if a part is done already")
     with placed_errors(path, overrides):
         run_pipeline(config, output=output, watcher=_watcher(console))
     _show_counts(counts_of(output), console)

@@ -44,6 +44,8 @@ EXTRAS = {
     "tensorboard": "metrics to TensorBoard",
     "wandb": "metrics to Weights & Biases",
     "trackio": "metrics to trackio",
+    "mlflow": "metrics to an MLflow server",
+    "openenv": "environments of OpenEnv servers",
     "verifiers": "environments of Prime Intellect's verifiers",
     "gym": 'reasoning-gym tasks (family = "reasoning_gym/TASK")',
 }

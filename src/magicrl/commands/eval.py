@@ -46,6 +46,7 @@ from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Price, write_results
 from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.comparison_page import evaluation_blocks
+from magicrl.reporting.inspect_log import write_inspect_logs
 from magicrl.reporting.page import render_page
 from magicrl.reporting.read_folders import RecordedEvaluation, read_evaluation_folder, scored_samples
 from magicrl_verifiers import references
@@ -361,7 +362,7 @@ def parse_engine_options(engine: str, options: Pairs | None) -> dict[str, Any]:
     """Return ``["concurrency=8"]`` as a dict of texts, which the engine reads; the built-in engine has none."""
     if options and engine == "in_process":
         name = next(iter(options)).partition("=")[0]
-        raise RecipeError(f"--engine-option {name}: in_process has no options of its own; choose another --engine")
+        raise RecipeError(f"--engine-option {name}: in_process has no options; choose another --engine")
     return _pairs("--engine-option", options, "NAME=VALUE")
 
 
@@ -412,6 +413,7 @@ def _present(
     follow: bool = False,
     merge: bool = False,
     compare: list[Path] | None = None,
+    inspect_logs: Path | None = None,
     list_: bool = False,
 ) -> int:
     """Print the scores.
@@ -424,6 +426,7 @@ def _present(
         merge: Only score what is in --output: the shards' samples, or those there are with other k and prices.
         compare: Evaluation folders: the paired differences of each from the first; with --output DIR they and the
             curves are written to DIR/comparison.json.
+        inspect_logs: Also write the results of --output to this folder, as logs that `inspect view` opens.
         list_: Show the benchmarks.
     """
     console, given = Console(emoji=False), arguments(**work.keywords)
@@ -431,6 +434,8 @@ def _present(
     if list_:
         show_benchmarks(console)
         return 0
+    if inspect_logs is not None and (compare is not None or run is not None):
+        raise RecipeError("--inspect-logs needs --model; for a checkpoint: magicrl eval --merge --output DIR/step-N")
     if compare is not None:
         from magicrl.evaluation.comparison import compare_all, save_comparison
 
@@ -444,13 +449,23 @@ def _present(
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
     if merge:
         show_results(write_results(output, _names(given.benchmarks, output), ask_of(given)), console)
+        _write_logs(output, inspect_logs, console)
         return 0
     if run is None:
-        return _sample_and_show(given, console)
+        status = _sample_and_show(given, console)
+        if status == 0 and (output / RESULTS).exists():  # other shards may be missing
+            _write_logs(output, inspect_logs, console)
+        return status
     if given.model is not None or given.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
     sample = functools.partial(_sample_and_show, console=console, again=True)
     return evaluate_checkpoints(given, run, output, sample, console, follow=follow)
+
+
+def _write_logs(output: Path, folder: Path | None, console: Console) -> None:
+    if folder is not None:
+        for path in write_inspect_logs(read_evaluation_folder(output), folder):
+            say(console, f"Inspect log: {path}")
 
 
 def _sample_and_show(given: SimpleNamespace, console: Console, *, again: bool = False) -> int:
@@ -585,7 +600,7 @@ _GROUPS = {
     "Problems": "limit limit_seed template fields reward environment window",
     "Judging": "judge reasoning extract time_limit workers",
     "Engine": "engine engine_options dtype device max_rows memory_limit_mb threads",
-    "Scores": "pass_at majority_at price_in price_out",
+    "Scores": "pass_at majority_at price_in price_out inspect_logs",
     "In place of an evaluation": "merge compare list_",
 }
 _TYPED = {

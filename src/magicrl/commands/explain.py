@@ -154,7 +154,7 @@ def explained(
 
 
 def _refuse_without_memory(repeated: Repeated) -> None:
-    """Raise ``ValueError`` if the analysis needs more memory than is free, with whether the step is equal."""
+    """Raise ``RuntimeError`` if the analysis needs more memory than is free, with whether the step is equal."""
     import psutil
 
     from magicrl.training.repeating import COPIES
@@ -163,7 +163,7 @@ def _refuse_without_memory(repeated: Repeated) -> None:
     free = psutil.virtual_memory().available
     if need > free:
         came = "equal to the recording" if repeated.equal else "NOT equal to the recording"
-        raise ValueError(
+        raise RuntimeError(
             f"step {repeated.metrics.step}, repeated, is {came}; its analysis needs about {need / 2**30:.0f} GiB more "
             f"memory, and {free / 2**30:.0f} GiB are free: end other processes, or use another machine"
         )
@@ -266,8 +266,8 @@ def _varied(
 def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, page: Path | None = None) -> int:
     """Print the result.
 
-    Exit status: 0; 3 the repeated step differs from the recorded one; 1 the run cannot be repeated here (it says
-    why); 2 the command line is wrong.
+    Exit status: 0; 3 the repeated step differs from the recorded one; 2 the command line is wrong, or the run cannot be
+    repeated (it says why); 1 it failed.
 
     Example: magicrl explain runs/quickstart
 

@@ -10,7 +10,7 @@ import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import groupby, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,11 +25,11 @@ from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, 
 from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
-from magicrl.registry import check
+from magicrl.registry import check, is_builtin
 from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
-from magicrl_verifiers.several import each_name
+from magicrl_verifiers.several import each_name, reward_names
 
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
@@ -152,11 +152,21 @@ def _absolute(reference: str) -> str:
     return each_name(reference, absolute)
 
 
+def _relative(verifier: str | None, output: Path) -> str | None:
+    """Return the verifier for the recipe in ``output``: files below the working directory have relative paths."""
+
+    def relative(name: str) -> str:
+        where, separator, attribute = name.rpartition(":")
+        return f"{beside(where, output)}{separator}{attribute}" if where.endswith(".py") else name
+
+    return None if verifier is None else each_name(verifier, relative)
+
+
 def _present(work: functools.partial[dict[str, Any]]) -> int:
     """Write the recipe.
 
     Exit status: 0 a recipe was written; 3 the model cannot learn from these problems (with the reason and what to
-    change); 1 the model or the data cannot be used; 2 the command line is wrong.
+    change); 2 the command line is wrong, or the model or the data cannot be used; 1 it failed.
 
     Example: magicrl init --model ./my-model --data mine.jsonl --output run.toml
     """
@@ -232,7 +242,10 @@ def _are_words(problems: Sequence[Problem]) -> bool:
 def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:
     """Print what was found in the data and in the model."""
     lengths = np.array(sorted(encoder.length(problem) for problem in read.problems))
-    verifier = read.problems[0].verifier.removeprefix("live:").partition("@")[0]
+    verifier = read.problems[0].verifier
+    # a reward function may read every column
+    reads_all = any(not is_builtin("reward", name) for name in reward_names(verifier))
+    verifier = verifier.removeprefix("live:").partition("@")[0].replace(f"{Path.cwd()}{os.sep}", "")
     fields = read.found.fields
     if fields and "answer" not in fields and verifier != "code" and read.problems[0].references:
         fields = {**fields, "answer": "the last assistant turn"}
@@ -244,7 +257,7 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
         where = "" if first.where in first.reason else f"{first.where}: "
         table.add_row("left out", f"{len(read.found.rejected)}, e.g. {where}{first.reason}")
     if read.found.first is not None and read.found.first.unused:
-        table.add_row("not used", f"columns {', '.join(read.found.first.unused)}")
+        table.add_row("for the reward" if reads_all else "not used", f"columns {', '.join(read.found.first.unused)}")
     table.add_row("prompts", f"{_quantiles(lengths)} tokens (median, 90 %, longest)")
     chat = "chat template" if policy.tokenizer.chat_template else "no chat template (prompts are plain text)"
     end = policy.tokenizer.convert_ids_to_tokens(encoder.end_token)
@@ -309,7 +322,8 @@ def _look(
         for item in look.ask(chosen, best.way.template, max_tokens=best.answers.max_tokens, temperature=0.0)
         if item.way.extract == best.way.extract
     )
-    text = f"best: template {best.way.template!r}, extract {best.way.extract}; {greedy.answers.correct:.0%} correct"
+    extract = "" if best.answers.judging.extract is None else f", extract {best.way.extract}"
+    text = f"best: template {best.way.template!r}{extract}; {greedy.answers.correct:.0%} correct"
     print_prose(console, f"{text} at temperature 0")
     print_prose(console, f"sample answer: {best.example[:SHOWN]!r}")
     look.close()
@@ -386,7 +400,7 @@ def _write(
             kind="family" if read.source.family else "hub" if read.source.hub else "path",
             columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
             problems=read.problems,
-            verifier=read.source.verifier,
+            verifier=_relative(read.source.verifier, output),
             parameters=sum(p.numel() for p in policy.model.parameters()),
             context=policy.max_context,
             prompt_lengths=sorted(
@@ -400,12 +414,11 @@ def _write(
         speed,
         solved,
     )
-    total = proposal.steps * proposal.step_seconds
-    if total > 1.2 * 60 * minutes:
+    if proposal.seconds > 1.2 * 60 * minutes:
         print_prose(
             console,
             f"note: --minutes {minutes:g} is too short: the fewest steps that can show an effect are {proposal.steps}, "
-            f"and they take {duration(total)}",
+            f"and with the evaluations they take {duration(proposal.seconds)}",
         )
     if not keep and solved is not None:
         raise NothingToLearn(
@@ -422,8 +435,8 @@ def _write(
     # an invalid recipe must fail here, not when it is used
     load_train_recipe(output if keep else tomllib.loads(proposal.text))
     name = f"{output}: " if keep else "recipe: "
-    steps = f"about {proposal.steps} steps of {proposal.step_seconds:.0f} s, {duration(total)} in all"
-    print_prose(console, f"{name}{steps}")
+    steps = f"about {proposal.steps} steps of {proposal.step_seconds:.0f} s"
+    print_prose(console, f"{name}{steps}, {duration(proposal.seconds)} with the evaluations")
     return proposal.text
 
 
@@ -477,23 +490,25 @@ def beside(place: str, output: Path) -> str:
 
 def _print_looks(console: Console, looks: Sequence[Look]) -> None:
     """Print a row for each template and extraction; where a row is too long, the template has a separate line."""
-    columns = ("extract", "correct", "mixed groups", "readable", "truncated", "tokens")
+    extracted = looks[0].answers.judging.extract is not None  # a reward function and tests get the whole response
+    columns = (*(("extract",) if extracted else ()), "correct", "mixed groups", "readable", "truncated", "tokens")
     table = Table("template", *columns, box=None, pad_edge=False)
     rows: list[tuple[str, ...]] = []
     for look in looks:
         answers = look.answers
         shares = (answers.correct, answers.mixed, answers.answered or 0.0, answers.truncated)
         lengths = f"{_quantiles(np.array(look.lengths))} of " if look.lengths else "none ended, "
-        cells = (look.way.extract, *(f"{share:.0%}" for share in shares), f"{lengths}{answers.max_tokens}")
-        rows.append((repr(look.way.template), *cells))
+        cells = (*(f"{share:.0%}" for share in shares), f"{lengths}{answers.max_tokens}")
+        rows.append((repr(look.way.template), *((look.way.extract,) if extracted else ()), *cells))
         table.add_row(*rows[-1])
     needed = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     if needed <= console.width:
         console.print(table, markup=False)
         return
-    for template, *cells in rows:
+    for template, group in groupby(rows, key=lambda row: row[0]):
         print_prose(console, f"template {template}", style="bold")
-        print_prose(console, "  " + ", ".join(map(" ".join, zip(columns, cells, strict=True))))
+        for _, *cells in group:
+            print_prose(console, "  " + ", ".join(map(" ".join, zip(columns, cells, strict=True))))
 
 
 def _quantiles(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:

@@ -118,7 +118,7 @@ app = make_app(listing=False)
 
 
 def main(command: App | None = None) -> None:
-    """Entry point: exit 0 done, 1 failed, 2 wrong usage; every error says what to do."""
+    """Entry point: exit 0 done, 1 failed while working, 2 wrong input; every error says what to do."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
@@ -128,7 +128,8 @@ def main(command: App | None = None) -> None:
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
         status = command(result_action="return_value")
     except KeyboardInterrupt as error:
-        print_prose(errors, "interrupted; finished work is kept, and --resume continues a run")
+        kept = "; finished work is kept, and --resume continues the run" if sys.argv[1:2] == ["train"] else ""
+        print_prose(errors, f"interrupted{kept}")
         sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
     except (Exception, SystemExit) as error:
         frames = custom_frames(error)
@@ -147,7 +148,10 @@ def main(command: App | None = None) -> None:
             text = without_secrets(text.replace(f"{Path.cwd()}{os.sep}", ""))
         for line in f"magicrl: {text}".splitlines():
             print_prose(errors, line)
-        sys.exit(2 if isinstance(error, RecipeError) else 1)
+        # These mean that the command line, the recipe, the data, the model or a folder cannot be used. Whatever custom
+        # code raises is a failure of that code.
+        unusable = isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
+        sys.exit(2 if isinstance(error, RecipeError) or (unusable and not frames) else 1)
     sys.exit(status or 0)
 
 

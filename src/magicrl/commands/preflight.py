@@ -24,6 +24,8 @@ from magicrl_verifiers.progress import duration
 
 UNSOUND = 3
 """Exit status if something would keep the run from learning; ``magicrl train`` has the same for such a run."""
+MINUTES = 5.0
+"""Default time budget."""
 
 
 @in_python()
@@ -34,7 +36,7 @@ def preflight(
     model: PathText | None = None,
     data: Data | None = None,
     reward: Reward | None = None,
-    minutes: float = 5.0,
+    minutes: float = MINUTES,
     samples: int = 256,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def preflight(
     given, overrides = given_recipe(recipe), overrides_of(settings, model=model, data=data, reward=reward)
     config = load_train_recipe(given, overrides)
     if config.rollout.replay is not None or config.rollout.engine == "replay":
-        raise RecipeError("recorded rollouts tell nothing of the start model; name another", key="rollout.engine")
+        raise RecipeError("recorded rollouts are not the model's answers; name another engine", key="rollout.engine")
     # torch takes seconds to import, so the recipe is read first
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder
@@ -110,8 +112,8 @@ def preflight(
 def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, page: Path | None = None) -> int:
     """Print the findings.
 
-    Exit status: 0 sound; 3 something would keep the run from learning (with the setting that fixes it); 1 the run would
-    be refused; 2 the command line or the recipe is wrong.
+    Exit status: 0 sound; 3 something would keep the run from learning (with the setting that fixes it); 2 the run would
+    be refused: the command line, the recipe, the data or the model cannot be used; 1 it failed.
 
     Example: magicrl preflight quickstart --set optimizer.learning_rate=3e-2
 
@@ -133,6 +135,10 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
             console.print(f"{finding['severity']}: {finding['name'].replace('_', ' ')}", style="bold", markup=False)
             console.print(f"  {visible(finding['message'])}\n  {visible(finding['remedy'])}", markup=False)
         console.print(preflight_verdict(found), markup=False)
+        minutes = work.keywords.get("minutes", MINUTES)
+        if found["seconds"] > 1.5 * 60 * minutes:
+            took = f"the fewest answers and steps that say something took {duration(found['seconds'])}"
+            console.print(f"note: --minutes {minutes:g} is too short for this recipe: {took}", markup=False)
     if page is not None:
         written = write_preflight_page(found, page, "magicrl " + shlex.join(sys.argv[1:]))
         notes.print(f"page: {written}", markup=False, soft_wrap=True)

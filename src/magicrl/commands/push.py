@@ -22,7 +22,7 @@ def model_folder(folder: Path) -> Path:
     """
     if (folder / "run.json").is_file():
         if not (folder / "model").is_dir():
-            raise RecipeError(f"{folder}: the run has saved no model yet; it does at its end (--resume goes on)")
+            raise RecipeError(f"{folder}: the run has saved no model yet; it does at its end (--resume continues it)")
         folder = folder / "model"
     if not any((folder / name).is_file() for name in WEIGHTS):
         raise RecipeError(f"{folder}: neither a run folder nor a model (no {WEIGHTS[0]})")

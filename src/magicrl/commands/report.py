@@ -79,7 +79,7 @@ def serve_report(folders: Sequence[Path], port: int, console: Console) -> int:
         ValueError: the port is taken.
     """
     if len(folders) > 1:
-        raise RecipeError("--serve shows one run; several are compared on a page that is written: leave --serve out")
+        raise RecipeError("--serve shows one run; leave it out to write a page that compares several")
     with report_server(folders[0], port) as server:
         console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", markup=False)
         try:

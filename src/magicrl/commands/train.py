@@ -87,7 +87,8 @@ def _present(work: functools.partial[Run], *, dry_run: bool = False) -> int:
     """Print the results.
 
     Exit status: 0 the model learned, or the evaluation cannot decide; 3 the run finished and the model learned nothing
-    (the terminal, the report and run.json give the reason); 1 it stopped; 2 the command line or the recipe is wrong.
+    (the terminal, the report and run.json give the reason); 1 it stopped; 2 the command line, the recipe, the data or
+    the model cannot be used.
 
     Example: magicrl train quickstart --set run.seed=1 --output runs/seed-1
 
@@ -117,9 +118,10 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
     Empty if the planner does not know the model, or with an accelerator. From the first step on, the display shows the
     time left.
     """
-    # a copy of a recipe may have been changed; what init has measured is of this machine
-    measured = is_unchanged(recipe, overrides) or (not overrides and written_by_init(recipe))
-    if config.run.expected_minutes and measured:
+    if config.run.expected_minutes and not overrides and written_by_init(recipe):
+        return f"about {duration(60 * config.run.expected_minutes)}, as init measured; "
+    # a copy of a shipped recipe may have been changed
+    if config.run.expected_minutes and is_unchanged(recipe, overrides):
         return f"about {config.run.expected_minutes:g} minutes on two CPU cores; "
     from magicrl.models.loading import resolve_device
     from magicrl.planning.planner import Options

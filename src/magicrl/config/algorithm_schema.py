@@ -22,12 +22,11 @@ class AlgorithmConfig(Section):
 
     loss: LossName = "magic"
     """Policy loss: `magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `scalerl`, `sapo`, `ce_gppo`,
-    `aspo`, `dppo`, `dppo_kl` (docs/reference/losses.md), or a custom one, `file.py:ROW`
-    (docs/guides/custom-parts.md)."""
+    `aspo`, `dppo`, `dppo_kl`, or a custom one, `file.py:ROW` (docs/guides/custom-parts.md)."""
     advantage: AdvantageName = "group"
     """Advantage estimator: `group` (reward minus the group's mean, divided by its standard deviation), `rloo`, `maxrl`,
     `pass_at_k`, `batch_std`, `gdpo` (for several rewards), `reinforce_pp`, `reinforce_pp_baseline`
-    (docs/reference/losses.md), or a custom function, `file.py:function`."""
+    (docs/guides/custom-parts.md), or a custom function, `file.py:function`."""
     advantage_k: int = Field(default=4, ge=2)
     """k of ``advantage = "pass_at_k"``, at most ``group_size``."""
     overlong_buffer: int | None = Field(default=None, ge=1)

@@ -214,7 +214,7 @@ def _explain_toml(path: Path, text: str, error: str) -> str:
     number = int(found.group(2))
     hint = ""
     if found.group(1) == "Cannot overwrite a value":
-        hint = "; this key or table stands twice (a list of tables needs [[double brackets]] each time)"
+        hint = "; this key or table appears twice (a list of tables needs [[double brackets]] each time)"
     elif found.group(1) == "Invalid value":
         hint = "; every key needs a value, and text needs quotes"
     line = text.splitlines()[number - 1].strip()

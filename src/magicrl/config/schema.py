@@ -62,7 +62,7 @@ class VllmConfig(Section):
     a CPU this samples slower."""
     keep_caches: bool = True
     """Keep the KV cache of unfinished responses when new weights arrive. ``false`` recomputes it, one prefill per
-    response and update (docs/guides/asynchronous.md)."""
+    response and update (docs/guides/engines.md#asynchronous-training)."""
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further arguments of vLLM's ``EngineArgs``, by name: ``{ max_num_batched_tokens = 8192 }``. Arguments that
     magicrl sets itself are refused."""
@@ -99,8 +99,8 @@ class RolloutConfig(Section):
     accounts for the difference."""
     max_staleness: int = Field(default=0, ge=0)
     """Maximum number of training steps between the policy that started a group and the learner that trains on it. Above
-    0 the engine samples that many steps ahead while the learner updates (docs/guides/asynchronous.md). 0 is
-    synchronous."""
+    0 the engine samples that many steps ahead while the learner updates. 0 is synchronous
+    (docs/guides/engines.md#asynchronous-training)."""
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
@@ -399,10 +399,10 @@ class LoggingConfig(Section):
     samples: int = Field(default=6, ge=0)
     """Number of test problems whose responses before and after training are shown in the report."""
     trackers: tuple[TrackerName, ...] = ()
-    """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio`` (each an optional dependency), or a
-    custom one (docs/guides/runs.md#trackers)."""
+    """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow`` (each an optional
+    dependency), or a custom one (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)
-    """Project name in W&B and trackio."""
+    """Project name in W&B and trackio, and experiment in MLflow."""
 
 
 class TrainConfig(Section):
@@ -444,7 +444,7 @@ class TrainConfig(Section):
         if rollout.max_staleness and sampled:
             raise ValueError(
                 f'entropy.estimator = "sampled" with rollout.max_staleness = {rollout.max_staleness}: the tokens '
-                "were sampled by older policies, whose log-probs do not tell the learner's entropy; use "
+                "were sampled by older policies, whose log-probs do not measure the learner's entropy; use "
                 '"exact", which the learner measures on the buffer'
             )
         return self
@@ -512,7 +512,7 @@ class TrainConfig(Section):
             if buffer is not None and buffer >= stage.max_tokens:
                 raise ValueError(
                     f"algorithm.overlong_buffer = {buffer} is not below stages.{number}.max_tokens = "
-                    f"{stage.max_tokens}: every response would be punished; take a smaller one"
+                    f"{stage.max_tokens}: every response would be penalised; take a smaller one"
                 )
             if advantage == "pass_at_k" and k > stage.group_size:
                 raise ValueError(
@@ -586,8 +586,8 @@ class TrainConfig(Section):
             )
         if placed.colocated and rollout.engine != "vllm":
             raise ValueError(
-                f'cluster.rollout.colocated with rollout.engine = "{rollout.engine}": vLLM alone gives its memory '
-                'back; set rollout.engine = "vllm" or leave colocated out'
+                f'cluster.rollout.colocated with rollout.engine = "{rollout.engine}": only vLLM releases its memory'
+                '; set rollout.engine = "vllm" or leave colocated out'
             )
         if placed.colocated and (rollout.max_staleness or rollout.weight_lag):
             raise ValueError(
@@ -662,7 +662,7 @@ class SftPhaseConfig(Section):
         if self.data is not None and self.data.family is not None:
             raise ValueError("data is for recorded problems; name a family by the phase's own family")
         if self.data is not None and (self.options or self.levels):
-            raise ValueError("options and levels are a family's; those of recorded problems stand in data")
+            raise ValueError("options and levels are a family's; those of recorded problems belong in data")
         if self.family is not None and self.holdout:
             raise ValueError("holdout is for data; a family's splits share no instance")
         return self

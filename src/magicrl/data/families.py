@@ -131,6 +131,6 @@ def unique_problems(
         if len(found) == count:
             return list(found.values())
     raise ValueError(
-        f"family {family.name!r} gave only {len(found)} distinct problems of the {count} asked for "
+        f"family {family.name!r} gave only {len(found)} distinct problems of the {count} requested "
         f"(split {split}, levels {levels}); ask for fewer or widen the levels"
     )

@@ -44,7 +44,7 @@ class PromptSampler:
         self._index = {p.id: i for i, p in enumerate(self._problems)}
         if len(self._index) < len(self._problems):
             doubled = next(p.id for i, p in enumerate(self._problems) if self._index[p.id] != i)
-            raise ValueError(f"problem id {doubled!r} stands twice in the training set; ids must be unique")
+            raise ValueError(f"problem id {doubled!r} appears twice in the training set; ids must be unique")
         self._seed, self._curriculum = seed, curriculum
         self._of_key: dict[str, list[str]] = {}
         for problem in self._problems:

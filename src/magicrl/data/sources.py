@@ -443,7 +443,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
             problem = catalogue().templates[read.template].around(problem)
         if problem.id in places:
             raise ValueError(
-                f"{read.where}: id {problem.id!r} stood already in {places[problem.id]}; ids must be unique: "
+                f"{read.where}: id {problem.id!r} appears already in {places[problem.id]}; ids must be unique: "
                 "change one, or leave fields.id out to number the rows"
             )
         places[problem.id] = read.where

@@ -60,6 +60,7 @@ class ClusterParts(LocalParts):
     def _copy_weights(self, cluster: ClusterConfig, how: Literal["object_store", "direct"]) -> None:
         rollout = cluster.rollout.model_copy(update={"weight_copy": how})
         self._cluster = cluster.model_copy(update={"rollout": rollout})
+        # Resolve "auto" once: ranks and replicas must not decide differently.
         self._config = self._config.model_copy(update={"cluster": self._cluster})  # replicas read it
 
     def _file(self, worker: str) -> str | None:
@@ -84,6 +85,7 @@ class ClusterParts(LocalParts):
         """Load the policy, without weights where ranks train: each rank reads its rows from the files."""
         with under("start.model"):
             policy = load_policy(start, dtype="float32") if self._trains_here else load_shell(start)
+        # The learner stacks a layer's experts in one tensor, vLLM expects one weight per expert.
         if experts_of(policy.model.config.get_text_config()) and self._cluster.rollout.weight_copy == "direct":
             if self._asked == "direct":
                 raise RecipeError(
@@ -100,6 +102,7 @@ class ClusterParts(LocalParts):
             return super().learner(policy)
         shared, timeouts, ranks = self._shared, self._cluster.timeouts, placement.ranks
         if shared is None:
+            # Reserve all GPUs of the ranks at once: ranks placed one by one could take the GPUs of a wide replica.
             options = rank_options(ranks, gpus=self._gpus, seconds=timeouts.start)
         else:
             options = [shared.rank_options(rank) for rank in range(ranks)]
@@ -151,8 +154,8 @@ class ClusterParts(LocalParts):
         if rollout.weight_copy == "direct":
             if not isinstance(learner, DistributedLearner):
                 raise RecipeError(
-                    '"direct" sends from learner ranks, and on CPUs one alone is none: set cluster.learner.ranks = 2 '
-                    'or more, or weight_copy = "object_store"',
+                    '"direct" sends from learner ranks, and on CPUs a single rank is the process of the run: set '
+                    'cluster.learner.ranks = 2 or more, or weight_copy = "object_store"',
                     key="cluster.rollout.weight_copy",
                 )
             pool_of = ColocatedPool if rollout.colocated else GroupPool
@@ -195,6 +198,8 @@ class ClusterParts(LocalParts):
 
     def _check_room(self) -> None:
         rollout, alive = self._cluster.rollout, nodes()
+        # vLLM is the only engine that splits a model over GPUs. Refuse here, before Ray starts replicas that would
+        # fail.
         if rollout.tensor_parallel > 1 and not (self._gpus and self._config.rollout.engine == "vllm"):
             raise RecipeError(
                 f'{rollout.tensor_parallel} needs rollout.engine = "vllm" and GPUs; set it to 1',
@@ -300,6 +305,7 @@ def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEn
     """Make the engine of one replica as on one machine; lagged weights are kept by the pool."""
     # replicas of one node would bind their threads to the same cores
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    # The pool delays the weights of all replicas together, so a replica must not delay them again.
     plain = config.model_copy(update={"rollout": config.rollout.model_copy(update={"weight_lag": 0})})
     try:
         encoder = PromptEncoder(described_model(start).tokenizer, config.data.max_prompt_tokens)

@@ -326,6 +326,7 @@ class EnginePool(SchedulingEngine):
         for order, indices in work:
             slot = min(live, key=lambda slot: (loads[slot.index], slot.index))
             group = self._groups.open[order]
+            # Expected work counts, not what is done so far: the assignment must not depend on the speed of a machine.
             loads[slot.index] += _tokens(group.request, len(indices))
             slot.assign(order, indices)
             shares[slot.index].append((order, _part(group, indices)))
@@ -395,8 +396,8 @@ class EnginePool(SchedulingEngine):
         self._max_context = min(one.max_context for one in known)
         if len({one.adapters for one in known}) > 1:
             raise ClusterError(
-                f"{slot.name} {'takes' if facts.adapters else 'cannot take'} LoRA adapters alone, other replicas "
-                f"{'cannot' if facts.adapters else 'do'}; install the same vLLM on every node"
+                f"{slot.name} {'takes' if facts.adapters else 'cannot take'} LoRA adapters without the base model, "
+                f"other replicas {'cannot' if facts.adapters else 'do'}; install the same vLLM on every node"
             )
         self._adapters = facts.adapters
 
@@ -430,6 +431,7 @@ class EnginePool(SchedulingEngine):
                 f"{self.lost[-1]}. Resume from the last checkpoint once the cause is gone"
             )
         successor = slot.successor(self._make(slot.index), self._listened)
+        # Keep a lost replica's share, so that the mean over the replicas does not fall at a loss.
         self._busy_lost += slot.busy / len(self._slots)
         self._slots[self._slots.index(slot)] = successor
         successor.pending = successor.actor.start.remote()
@@ -463,6 +465,7 @@ class DirectPool(EnginePool):
         if learner is not self._learner:
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
         self._weights, self._version = None, self._learner.version
+        # Find dead replicas before the copy: NCCL would notice one only after its full limit.
         signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
         live = list(self._answers(signs, "to give a sign of life"))
         answers = self._sent(live) if live else {}
@@ -510,6 +513,7 @@ class GroupPool(DirectPool):
 
     def _joined(self, live: Sequence[ReplicaSlot]) -> bool:
         """Form the group unless these replicas and the present ranks are its members; whether all have come."""
+        # Compare actors and not slots: a successor has the slot of the replica that it replaces.
         actors = [slot.actor for slot in live]
         if self._members == (self._learner.starts, actors):
             return True

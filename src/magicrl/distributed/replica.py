@@ -110,6 +110,7 @@ class Replica:
             await asyncio.wait_for(self._ready.wait(), _HEARTBEAT)
         samples = list(self._ended)
         self._ended.clear()
+        # Deliver finished samples before the error: they are valid, and the pool would generate them again.
         if self._failure is not None and not samples:
             raise self._failure
         if self._failure is None:
@@ -177,6 +178,7 @@ class Replica:
                 if not self._orders and isinstance(self._engine, OnDevices):
                     self._peak_mb = self._engine.peak_mb()  # once per step, before its last sample is fetched
                 self._ready.set()
+            # Without this the loop would turn without work and take CPU time from the learner.
             if not self._orders:
                 self._work.clear()
             await asyncio.sleep(0)  # let pending calls run

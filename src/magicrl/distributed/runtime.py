@@ -184,6 +184,7 @@ def cause_of(error: BaseException) -> str:
     inner: BaseException = error
     while isinstance(getattr(inner, "cause", None), BaseException) and getattr(inner, "cause", None) is not inner:
         inner = inner.cause  # pyright: ignore[reportAttributeAccessIssue]
+    # The last line names the error. Those before it are tracebacks of the remote process.
     lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(inner).__name__
 

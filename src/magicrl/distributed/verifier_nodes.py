@@ -151,6 +151,7 @@ class VerifierNodes:
             silent: list[_Place] = []
             if not done:
                 places = list({id(item.place): item.place for item in waiting}.values())
+                # A node that finished anything is only busy: its items wait in a queue and did not time out.
                 silent = [place for place in places if not place.moved()]
             for item in waiting:
                 if item.call in done:
@@ -207,6 +208,7 @@ class VerifierNodes:
 
     def spans(self) -> list[WorkSpan]:
         """Return when each node worked since the last call, for results that were read."""
+        # Nodes report wall-clock times. The timeline of this process uses ``perf_counter``.
         here = time.perf_counter() - time.time()
         spans: list[WorkSpan] = []
         for place in self._places:
@@ -231,6 +233,7 @@ class VerifierNodes:
     def _ask(self, problem: Problem, response: str, *, avoid: _Place | None = None) -> _Item:
         if not self._places:
             raise ClusterError("no node is left to judge; see `ray status`")
+        # With a single node, try that node again rather than give up.
         others = [place for place in self._places if place is not avoid] or self._places
         place = min(others, key=lambda place: len(place.calls))
         call = place.actor.judge.remote(problem, response)
@@ -240,6 +243,7 @@ class VerifierNodes:
     def _give_up(self, problem: Problem, item: _Item, reason: str) -> None:
         """Try an item on another node, unless it timed out or lost its actor too often."""
         item.place.calls.remove(item.call)
+        # After several nodes failed on it, the item is the likely cause. It must not block the step.
         if item.late == _LATE or item.lost == _LOST:
             item.verdict = make_verdict("worker_lost", reason=f"node {item.place.node.name}: {reason}")
             return
@@ -252,6 +256,7 @@ class VerifierNodes:
             return
         self.lost.append(place.node.name)
         self._places.remove(place)
+        # A successor cannot start on a node that is gone. The other nodes take over its items.
         if any(node.id == place.node.id for node in nodes()):
             successor = replace(place, actor=self._actor(place.node), calls=[])
             if self._warm:

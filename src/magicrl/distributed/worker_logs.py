@@ -32,6 +32,7 @@ def keep_output(file: str) -> None:
             opened.write(f"--- process {os.getpid()} on {socket.gethostname()}\n")
     except OSError:
         return
+    # A pipe and not the file itself: the copying process removes secrets from each line before it is stored.
     ours, theirs = os.pipe()
     nowhere = subprocess.DEVNULL
     # no child of this process, and in a separate session: Ray ends a worker's children with it, and the copying

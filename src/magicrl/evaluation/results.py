@@ -127,7 +127,7 @@ def read_accounts(folder: Path) -> list[dict[str, Any]]:
             account = json.loads(path.read_text(encoding="utf-8"))
             accounts.append({"samples": int(account["samples"]), "seconds": float(account["seconds"]), **account})
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} is no account of a call ({error}); delete it, its seconds are lost") from None
+            raise ValueError(f"{path} is no record of a call ({error}); delete it (its seconds do not count)") from None
     return accounts
 
 

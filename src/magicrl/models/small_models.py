@@ -53,7 +53,7 @@ def make_tokenizer(vocabulary: Sequence[str], max_context: int) -> PreTrainedTok
         if symbol.split() != [symbol]:
             raise ValueError(f"a symbol of a tiny model's vocabulary must be one word, got {symbol!r}")
         if symbol in ids:
-            raise ValueError(f"symbol {symbol!r} of the vocabulary is reserved or stands twice")
+            raise ValueError(f"symbol {symbol!r} of the vocabulary is reserved or appears twice")
         ids[symbol] = len(ids)
     backend = Tokenizer(WordLevel(ids, unk_token=PAD))
     backend.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]

@@ -210,7 +210,7 @@ class Difficulty(PipelineStep[DifficultyStep]):
                 found[problem.id] = f"{tokens} tokens, and {room} fit beside max_tokens = {limit}"
         if found and self._settings.overlong_prompts == "error":
             name, why = next(iter(found.items()))
-            raise ValueError(f"{len(found)} prompts cannot be put to the model, e.g. {name}: {why}")
+            raise ValueError(f"{len(found)} prompts cannot be encoded for the model, e.g. {name}: {why}")
         return found
 
     def _sample(

@@ -383,7 +383,7 @@ async def _ask(
 
     After an error no new request is sent, but votes of running requests are still written, since they cost money.
     """
-    failed: list[ValueError] = []
+    failed: list[ValueError | ServerError] = []
 
     async def work(judge: JudgeClient, waiting: Iterator[tuple[bytes, tuple[Document, int]]]) -> None:
         for key, (problem, index) in waiting:
@@ -393,7 +393,7 @@ async def _ask(
                 vote = await judge.vote(problem, index, key, lambda: bool(failed))
                 if key not in cache:  # judges with the same model share votes
                     cache.put(key, vote)
-            except ValueError as error:
+            except (ValueError, ServerError) as error:
                 failed.append(error)
 
     workers: list[Any] = []

@@ -60,7 +60,7 @@ def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path} is damaged ({error}); delete it and run again: only it is made anew") from None
+        raise ValueError(f"{path} is damaged ({error}); delete it and run again: only this part is repeated") from None
 
 
 def write_part(path: Path, table: pa.Table, key: str) -> None:

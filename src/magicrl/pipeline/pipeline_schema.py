@@ -145,7 +145,7 @@ class VotingJudge(Section):
     def _votes_differ(self) -> Self:
         if self.temperature == 0 and self.votes > 1:
             raise ValueError(
-                f"temperature = 0 gives one vote every time, and votes = {self.votes} are asked for; use votes = 1, "
+                f"temperature = 0 gives the same vote every time, and votes = {self.votes}; use votes = 1, "
                 "or a temperature above 0"
             )
         return self
@@ -172,7 +172,7 @@ class JudgingSettings(Section):
         names = [judge.shown_name for judge in self.judges]
         doubled = next((name for name in names if names.count(name) > 1), None)
         if doubled is not None:
-            raise ValueError(f"two judges are called {doubled!r}; give each a name of its own")
+            raise ValueError(f"two judges are called {doubled!r}; give one of them another name")
         if self.threshold > self.votes:
             raise ValueError(f"keep_votes is {self.threshold}, and there are only {self.votes} votes a problem")
         return self

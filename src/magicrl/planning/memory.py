@@ -47,6 +47,7 @@ class LearnerSetup:
     # all shards (weights, gradients, AdamW's moments) are in the host's memory, as FSDP2's CPUOffloadPolicy keeps them
     offload_optimizer: bool = False
     reference: bool = False  # a frozen reference model is kept, sharded, in bf16
+    teacher: int = 0  # parameters of a frozen teacher, sharded, in bf16
     adapters: int = 0  # parameters of LoRA adapters; 0: all parameters are trained
 
 
@@ -57,7 +58,7 @@ class LearnerMemory:
     master: float  # float32 weights (shard); 0 when offloaded
     gradients: float  # float32 (shard); 0 when offloaded
     moments: float  # AdamW's two, float32 (shard); 0 when offloaded
-    reference: float  # bf16 (shard); 0 when offloaded
+    reference: float  # reference and teacher, bf16 (shard); 0 when offloaded
     frozen: float  # weights that LoRA leaves as they are, bf16 (shard); 0 when offloaded
     gathered: float  # weights that are whole, bf16; when offloaded also the shard of a unit on its way, float32
     reduced: float  # gradients that are whole, and what is on its way between accelerators
@@ -150,7 +151,7 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
         "master": FLOAT32 * shard,
         "gradients": FLOAT32 * shard,
         "moments": 2 * FLOAT32 * shard,
-        "reference": BF16 * shape.parameters / setup.gpus if setup.reference else 0.0,
+        "reference": BF16 * (setup.reference * shape.parameters + setup.teacher) / setup.gpus,
         "frozen": BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
     }
     host = 0.0

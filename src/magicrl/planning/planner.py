@@ -12,7 +12,7 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.planning.costs import Efficiency, System, forward_flops, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, Stated, check_stated, default_shards, fitting_layouts, refusal
-from magicrl.planning.shapes import ModelShape
+from magicrl.planning.shapes import ModelShape, load_shape
 from magicrl.planning.workload import (
     KEPT,
     Layout,
@@ -135,6 +135,8 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
     longest = max(stage.max_tokens for stage in config.stages)
     single, lora = options.gpus == 1, config.model.lora
     prompt = config.data.max_prompt_tokens if longest >= LONG_CONTEXT else (options.prompt or PROMPT)
+    # a served teacher needs no memory here, and without a model the policy is its own teacher
+    teacher = None if config.teacher is None or config.teacher.server is not None else config.teacher.model
     return Demand(
         shape=shape,
         hardware=hardware,
@@ -144,6 +146,7 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
         checkpoint_above=config.model.checkpoint_above_tokens,
         head_chunk_tokens=config.model.head_chunk_tokens,
         reference=config.reference.mode != "none",
+        teacher=0 if teacher is None else load_shape(teacher).parameters,
         rows=config.rollout.max_rows if single else 256,
         cache_limit=config.rollout.memory_limit_mb * 2.0**20 if single else float("inf"),
         adapters=0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),

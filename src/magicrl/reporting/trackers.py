@@ -1,9 +1,9 @@
 """Experiment trackers, and the observer that copies a run's metrics to them.
 
-TensorBoard, Weights & Biases and trackio are built in. A custom tracker implements ``Tracker`` and is named in the
-recipe as ``file.py:Class`` (examples/tracker.py). Each tracker's package is an extra and is imported when the tracker
-is made. Trackers read their own settings and keys: ``wandb login`` or WANDB_API_KEY, WANDB_MODE, WANDB_ENTITY,
-WANDB_BASE_URL; TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL.
+TensorBoard, Weights & Biases, trackio and MLflow are built in. A custom tracker implements ``Tracker`` and is named in
+the recipe as ``file.py:Class`` (examples/tracker.py). Each tracker's package is an extra and is imported when the
+tracker is made. Trackers read their own settings and keys: ``wandb login`` or WANDB_API_KEY, WANDB_MODE, WANDB_ENTITY,
+WANDB_BASE_URL; TRACKIO_DIR, TRACKIO_SPACE_ID, TRACKIO_SERVER_URL; MLFLOW_TRACKING_URI and its credentials.
 """
 
 from __future__ import annotations
@@ -437,6 +437,65 @@ class TrackioTracker:
             with _silence():
                 self._trackio.finish()  # not `self._run.finish`: trackio would finish it again at exit and print
             self._run = None
+
+
+_MLFLOW_STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_MLFLOW_RUN = "magicrl.run"
+_MLFLOW_PARAMETERS = 100
+"""Most parameters that MLflow takes in one request. The figures of a step are far below its limit of 1,000 metrics."""
+
+
+class MlflowTracker:
+    """A run on an MLflow server (MLFLOW_TRACKING_URI), found again by its tag ``magicrl.run``.
+
+    Settings become parameters, steps and test results metrics, and events tags ``events/KIND/STEP``.
+    """
+
+    def __init__(self) -> None:
+        """Import MLflow and check that a server is named.
+
+        Raises:
+            ValueError: MLFLOW_TRACKING_URI is not set.
+        """
+        self._entities: Any = importlib.import_module("mlflow.entities")
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            # without it MLflow would write a database into the current folder, where nobody looks for it
+            raise ValueError(
+                "logging.trackers names mlflow, and MLFLOW_TRACKING_URI is not set: set it to the address of your "
+                "MLflow server"
+            )
+        self._client: Any = importlib.import_module("mlflow").MlflowClient()
+        self._run = ""
+
+    def open(self, run: TrackedRun) -> None:
+        project = self._client.get_experiment_by_name(run.project)
+        group = project.experiment_id if project else self._client.create_experiment(run.project)
+        known = self._client.search_runs([group], f"tags.`{_MLFLOW_RUN}` = '{run.identity}'", max_results=1)
+        if known:
+            self._run = known[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        tags = {_MLFLOW_RUN: run.identity}
+        self._run = self._client.create_run(group, run_name=run.title, tags=tags).info.run_id
+        settings = [self._entities.Param(key, str(value)) for key, value in leaves(run.facts).items()]
+        for start in range(0, len(settings), _MLFLOW_PARAMETERS):
+            self._client.log_batch(self._run, params=settings[start : start + _MLFLOW_PARAMETERS])
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        metrics = [self._entities.Metric(key, value, now, step) for key, value in values.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def event(self, step: int, kind: str, message: str) -> None:
+        self._client.set_tag(self._run, f"events/{kind}/{step:06d}", message)
+
+    def results(self, step: int, values: Mapping[str, float]) -> None:
+        self.step(step, values)
+
+    def close(self, status: str) -> None:
+        if self._run:
+            self._client.set_terminated(self._run, _MLFLOW_STATUS[status])
+            self._run = ""
 
 
 def _silence() -> contextlib.redirect_stdout[io.StringIO]:

@@ -70,6 +70,8 @@ def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -
             key=key,
         )
     lacking = [what for what in ("weights", "logprobs") if not getattr(made.capabilities, what)]
+    # Check the declaration before the first step: a missing log-prob would otherwise show up only in the loss. Close
+    # the engine, which may hold a GPU or a process.
     if settings.training is not None and lacking:
         made.close()
         raise RecipeError(
@@ -80,7 +82,7 @@ def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -
     if settings.training is not None and settings.training.experts and not made.capabilities.experts:
         made.close()
         raise RecipeError(
-            f"engine {name!r} does not tell the experts that it chose (magicrl.rollout.protocol.Capabilities); use "
+            f"engine {name!r} does not report the experts that it chose (magicrl.rollout.protocol.Capabilities); use "
             'rollout.engine = "in_process", or leave this out',
             key="model.router_replay",
         )
@@ -134,6 +136,7 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
         head_dtype=settings.head_dtype,
         exact=settings.exact,
     )
+    # In evaluation nothing else loads weights. In training the first update does.
     if settings.training is None:
         engine.load_weights(dict(policy.model.named_parameters()), 0)
     return engine
@@ -187,7 +190,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
             fault = str(error)
     if settings.vllm.adapters:
         raise RecipeError(f"{fault}; leave it out, and vLLM gets merged weights", key="rollout.vllm.adapters")
-    _log.warning("vLLM gets merged weights after each update, not the adapters alone: %s", fault)
+    _log.warning("vLLM gets merged weights after each update, not only the adapters: %s", fault)
     return make()
 
 
@@ -200,7 +203,7 @@ def make_openai(settings: EngineSettings) -> OpenAIEngine:
     """
     if settings.training is not None:
         raise RecipeError(
-            'a server has weights of its own and cannot be trained with; use "in_process" or "vllm"',
+            'a server cannot take new weights, so it cannot be trained with; use "in_process" or "vllm"',
             key="rollout.engine",
         )
     options = dict(settings.options)

@@ -209,7 +209,7 @@ class EpisodeEngine(SchedulingEngine):
         if not self.capabilities.turns or not len(request.prompt_tokens):
             raise ValueError(
                 f"{name}: its environment {request.problem.environment!r} needs an engine that takes and gives token "
-                "ids; of servers that is vLLM's, in mode completions and with the model's tokenizer named"
+                "ids: in_process, vllm, or a vLLM server in mode completions with the model's tokenizer named"
             )
         self._encoder.observation(
             request.problem, "", self._config.max_observation_tokens

@@ -77,7 +77,7 @@ class OpenAIEngine(SchedulingEngine):
         self._groups = OpenGroups()
         self._waiting: deque[tuple[GroupProgress, int]] = deque()
         self._asked: dict[concurrent.futures.Future[Completion | None], tuple[GroupProgress, int]] = {}
-        self._failed: ValueError | None = None
+        self._failed: ValueError | ServerError | None = None
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._path = "/chat/completions" if settings.mode == "chat" else "/completions"
         self._transport = Transport(settings, self.usage)
@@ -111,7 +111,7 @@ class OpenAIEngine(SchedulingEngine):
         """Raise ``ValueError`` unless ``version`` is the current one: a server's weights cannot be replaced."""
         if version != self._version:
             raise ValueError(
-                f"{self.settings.shown('')} serves weights of its own and cannot load version {version}; serve the "
+                f"{self.settings.shown('')} cannot load the weights of version {version}; serve the "
                 "saved model there, or train with the in-process engine"
             )
 
@@ -157,7 +157,7 @@ class OpenAIEngine(SchedulingEngine):
             group, index = self._asked.pop(future)
             try:
                 completion = future.result()
-            except ValueError as error:
+            except (ValueError, ServerError) as error:
                 completion, self._failed = None, self._failed or error
             # not sent, since another request failed: it stays queued for the next call
             if completion is None:

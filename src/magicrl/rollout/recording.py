@@ -64,6 +64,7 @@ _VERDICT = ("outcome", "status", "reason", "decided_by", "extracted", "reward", 
 
 def write_rollouts(path: Path, step: int, scored_groups: Sequence[ScoredGroup]) -> None:
     """Write the rollouts of one step with their verdicts. ``path`` is replaced as a whole."""
+    # Rejected groups are recorded too: they are part of the step, and a replay needs every draw.
     rows = [row for group in scored_groups for row in _rows(step, group)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -85,6 +86,7 @@ def read_rollouts(folder: Path) -> list[RolloutGroup]:
         raise ValueError(f"{folder} holds no recorded rollouts (*.parquet); give a run's rollouts folder")
     groups: dict[int, RolloutGroup] = {}
     for path in files:
+        # Two runs in one folder would mix their draws without any other sign.
         for group in _read(path):
             draw = group.request.draw
             if draw in groups:
@@ -141,6 +143,7 @@ def _read(path: Path) -> Iterator[RolloutGroup]:
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     for draw, rows in groupby(range(len(table)), key=columns["draw"].to_pylist().__getitem__):
         group = [{name: _value(column[row]) for name, column in columns.items()} for row in rows]
+        # A replay finds samples by their position, so a gap would shift all later ones.
         if [row["sample"] for row in group] != list(range(len(group))):
             raise ValueError(f"{path}: draw {draw} does not hold the samples 0, 1, 2, ... in their order")
         yield _group(group)
@@ -220,6 +223,7 @@ class ReplayEngine(RolloutEngine):
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Queue requests; ``ValueError`` for one that differs from the recording of its draw."""
         for request in requests:
+            # Check every request before any is queued, so that a refused step leaves nothing in flight.
             self._check(request)
         super().submit(requests)
 
@@ -249,8 +253,8 @@ class ReplayEngine(RolloutEngine):
         for what, (was, wanted) in pairs.items():
             if was != wanted:
                 raise ValueError(
-                    f"draw {draw} was recorded with {what} {was}, asked for is {wanted}; replay a run with its own "
-                    "data, seed and sampling settings"
+                    f"draw {draw} was recorded with {what} {was}, but the request has {wanted}; replay a run with "
+                    "its own data, seed and sampling settings"
                 )
         # no engine could have generated this response with a shorter T
         longest = max(completion.num_sampled for completion in group.completions)

@@ -110,6 +110,8 @@ class GroupProgress:
     def know(self, index: int, completion: Completion) -> None:
         """Take a sample's completion, or its beginning if it was interrupted."""
         whole = completion.finish_reason is not FinishReason.ABORTED
+        # An aborted completion is a beginning: the engine continues it after its last token, with the same random
+        # numbers.
         (self.done if whole else self.partial)[index] = completion
 
     @property
@@ -190,6 +192,7 @@ class OpenGroups:
     def set_aside(self) -> Generator[None]:
         """Inside this context, yield only groups that were submitted in it."""
         before, self.first = self.first, self.issued
+        # Samples that ended before keep their order in front of those that end inside the context.
         self.aside, self.ready = deque((*self.aside, *self.ready)), deque()
         try:
             yield
@@ -200,6 +203,7 @@ class OpenGroups:
 
     def unyielded(self) -> list[GroupProgress]:
         """Return every group with a sample that was not yielded, in issue order."""
+        # A complete group whose last sample was not yielded is no longer open, but a checkpoint must keep it.
         groups = {group.order: group for group, _ in (*self.aside, *self.ready)} | self.open
         return [group for _, group in sorted(groups.items())]
 
@@ -316,6 +320,7 @@ def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str
         }
         for c in completions
     ]
+    # Flat arrays, because responses differ in length. The shapes are in the rows.
     experts = [c.experts.reshape(-1) for c in completions if c.experts is not None]
     return {
         **({f"{prefix}/experts": torch.from_numpy(np.concatenate(experts))} if experts else {}),
@@ -375,6 +380,7 @@ def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) 
             begun[draw, offset, index] = completion
 
     def known(request: RolloutRequest) -> tuple[tuple[int, Completion], ...]:
+        # Look up by draw and not by position: a resumed run may submit fewer requests than the snapshot has.
         keys = ((index, (request.draw, request.offset, index)) for index in request.indices)
         return tuple((index, begun[key]) for index, key in keys if key in begun)
 

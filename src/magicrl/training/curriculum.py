@@ -166,7 +166,8 @@ def filter_by_difficulty(
     It is measured once per run, and once per prompt. ``path`` stores the counts, which a resumed run reads again.
 
     Raises:
-        ValueError: No problem is kept, no answer has a verdict, or the file is damaged.
+        ValueError: No problem is kept, or the file is damaged.
+        RuntimeError: No answer has a verdict.
     """
     judging = judging_of(config.verifier, problems)
     if not path.exists():
@@ -219,7 +220,10 @@ def _measured(
         g.group.request.problem.key: PassCount(correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum()))
         for g in groups
     }
-    answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=judging))
+    try:
+        answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=judging))
+    except RuntimeError as error:
+        raise RuntimeError(f"data.difficulty_filter: {error}") from None
     return {
         "samples": settings.samples,
         "temperature": settings.temperature,

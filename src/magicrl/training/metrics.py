@@ -211,11 +211,11 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
     """Return the figures of groups that were sampled and verified.
 
     Raises:
-        ValueError: No answer has a verdict.
+        RuntimeError: No answer has a verdict.
     """
     judged = [group for group in groups if group.counted.any()]
     if not judged:
-        raise ValueError(unjudged_text(next((v.reason for g in groups for v in g.verdicts if v.reason), "")))
+        raise RuntimeError(unjudged_text(next((v.reason for g in groups for v in g.verdicts if v.reason), "")))
     right = [group.correct[group.counted] for group in judged]
     entropies = [
         c.sampler_entropies for group in judged for c in group.group.completions if c.sampler_entropies is not None
@@ -354,7 +354,7 @@ class StalenessMeter:
 
     def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[tuple[int, int], FloatArray]) -> Values:
         """Return ``staleness/...`` of the buffer before rejection, from the learner's log-probs by (draw, index); see
-        docs/guides/asynchronous.md."""
+        docs/guides/engines.md#asynchronous-training."""
         newest = self._versions[-1]
         age = {version: index for index, version in enumerate(reversed(self._versions))}
         completions = [(g.group.request.draw, i, c) for g in groups for i, c in enumerate(g.group.completions)]

@@ -235,7 +235,7 @@ def measure(
         samples: Most responses sampled first.
 
     Raises:
-        ValueError: No answer has a verdict.
+        RuntimeError: No answer has a verdict.
     """
     began = time.perf_counter()
     bench = _Bench(config, built, judge)
@@ -284,6 +284,7 @@ class _Bench:
         self._built = built
         self._judge = judge
         self._stage = config.in_stage(0).stages[0]
+        # Files are often sorted by difficulty or topic, so the first problems would not represent them.
         order = np.random.default_rng(config.run.seed).permutation(len(built.data.train))
         self._problems = [built.data.train[place] for place in order]
         self._seconds_a_group = 0.0
@@ -295,6 +296,7 @@ class _Bench:
         groups: list[ScoredGroup] = []
         while len(groups) < min(most, len(self._problems)):
             asked = self._problems[len(groups) : min(len(groups) + count, most)]
+            # Each round has another name, which changes its random numbers.
             groups += self._ask(asked, samples=self._stage.group_size, name=f"preflight {len(groups)}")
             spent = time.perf_counter() - began
             self._seconds_a_group = spent / len(groups)
@@ -308,6 +310,7 @@ class _Bench:
 
     def longer(self, problems: Sequence[Problem]) -> LongerAnswers | None:
         """Sample two answers per problem with a larger T; None where the context is too short."""
+        # Prompt and response share the context, so the longest prompt limits T for all.
         longest = max(len(self._built.encoder.encode(problem)) for problem in problems)
         limit = min(LONGER * self._stage.max_tokens, self._built.start.max_context - longest)
         if limit <= self._stage.max_tokens:
@@ -543,7 +546,7 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
         )
         names = dict.fromkeys(re.findall(r"<\|[^|<>\s]{1,40}\|>", opened))
         foreign = tuple(n for n in names if len(tokenizer(n, add_special_tokens=False)["input_ids"]) > 1)  # pyright: ignore[reportArgumentType]
-    begins = 0
+    system, begins = _system(closed), 0
     while begins < len(prompt) and prompt[begins] == tokenizer.bos_token_id:
         begins += 1
     return TemplateFacts(
@@ -553,7 +556,7 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
         foreign=foreign,
         begins=begins,
         opens=opened != closed if chat else None,
-        system=_system(closed),
+        system=system if system in " ".join(text.split()) else "",  # a conversation may have its own
         other_ends=_other_ends(built, groups),
         other_form=other,
     )

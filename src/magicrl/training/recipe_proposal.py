@@ -154,7 +154,8 @@ class FirstLook:
         )
         self.engine.load_weights(dict(policy.model.named_parameters()), 0)
         # An answer is sampled once and read in both ways. A reward function reads the whole answer: it is called once.
-        reads = READS if verifier_spec(verifier).reads_extract else READS[:1]
+        self._reads = verifier != "code" and verifier_spec(verifier).reads_extract
+        reads = READS if self._reads else READS[:1]
         self._judges = {extract: VerifierConfig(extract=extract, reasoning=reasoning).pool() for extract in reads}
         for judge in self._judges.values():
             judge.warm_up({verifier})
@@ -213,8 +214,7 @@ class FirstLook:
             judge.close()
 
     def _look(self, way: Way, groups: Sequence[ScoredGroup], max_tokens: int) -> Look:
-        code = all(g.group.request.problem.verifier == "code" for g in groups)
-        judging = Judging() if code else Judging(way.extract, self._reasoning)
+        judging = Judging(way.extract, self._reasoning) if self._reads else Judging()
         ended = sorted(c.num_sampled for g in groups for c in g.group.completions if not c.truncated)
         return Look(
             way=way,
@@ -272,6 +272,7 @@ PASSES, LEAST_START_STEPS, START_BATCH = 3, 20, 8
 START_RATE = 10.0
 """Learning rate of the supervised start, relative to the run's."""
 FEW_STEPS = 10
+REFILL_ROUNDS = 2
 LARGE = 1e9
 SMALL = 5e6
 """Numbers of parameters from which the report's entropy control is used, and below which float32 is used."""
@@ -299,11 +300,12 @@ class Setting(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A recipe, the expected seconds per step, the steps of all stages, and the recipe of a supervised start."""
+    """A recipe, the expected seconds per step and of the run, its steps, and the recipe of a supervised start."""
 
     text: str
     step_seconds: float
     steps: int
+    seconds: float
     start: str | None = None
 
 
@@ -370,6 +372,8 @@ class Numbers(NamedTuple):
     batch: int
     step_seconds: float
     steps: int
+    seconds: float
+    """Of the run: steps, evaluations, difficulty filter and supervised start."""
     later: int
     """Number of the steps that belong to a second stage."""
 
@@ -383,9 +387,16 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     # At least half of the context is left for the answer.
     prompt_limit = min(longest, setting.context // 2)
     limit, why_limit = response_limit(look, setting.context - prompt_limit)
-    mean = min(limit, sum(look.lengths) / len(look.lengths) if look.lengths else limit)
-    # Sampled, then learned. A group's prompt is learned once for its M responses.
-    a_response = mean / speed.sampled + (mean + prompt / size) / speed.learned
+    cut = look.answers.truncated
+    ended = sum(look.lengths) / len(look.lengths) if look.lengths else limit
+    # The length of a truncated answer is unknown: it is taken as halfway from what was seen to T.
+    mean = (1 - cut) * min(limit, ended) + cut * min(limit, (look.answers.max_tokens + limit) / 2)
+    # Groups without an advantage are replaced in further rounds, and only the others are learned from. After a
+    # supervised start their share is unknown.
+    lost = 1 - (0.5 if solved else expected)
+    asked, kept = sum(lost**n for n in range(REFILL_ROUNDS + 1)), 1 - lost ** (REFILL_ROUNDS + 1)
+    # A group's prompt is learned once for its M responses.
+    a_group = size * (asked * mean / speed.sampled + kept * (mean + prompt / size) / speed.learned)
     seconds = 60 * setting.minutes * (1 - START_SHARE if solved else 1)
     # Two evaluations, each with 5 answers per problem: a greedy one and 4 at temperature 1 (`propose`). At most a fifth
     # of the problems and 100, at least 8, as many as the time allows.
@@ -394,15 +405,15 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     train = len(setting.problems) - held
     batch = 4
     # Doubled while there is time for 40 steps.
-    while batch < 32 and 2 * batch <= train and 2 * batch * size * a_response <= TRAINING_SHARE * seconds / 40:
+    while batch < 32 and 2 * batch <= train and 2 * batch * a_group <= TRAINING_SHARE * seconds / 40:
         batch *= 2
-    step = batch * size * a_response
+    step = batch * a_group
     steps = max(FEW_STEPS, min(400, round(TRAINING_SHARE * seconds / step)))
     # N of the difficulty filter that the time allows; 0 for none.
     budget = FILTER_SHARE * seconds
     filtered = next((n for n in (16, 8, 4) if train * n * mean / speed.sampled <= budget), 0) if expected < 0.5 else 0
     # A second stage with a larger T, if answers were truncated and there are enough steps.
-    cut = look.answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
+    second = cut > 0.1 and 2 * limit <= setting.context - prompt_limit
     return Numbers(
         group_size=size,
         signal="the start decides how many can teach" if solved else f"{_percent(expected)} should have an advantage",
@@ -414,7 +425,10 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
         batch=batch,
         step_seconds=step,
         steps=steps,
-        later=steps // 3 if cut and steps >= 3 * FEW_STEPS else 0,
+        seconds=steps * step
+        + (2 * 5 * held + train * filtered) * mean / speed.sampled
+        + (START_SHARE * 60 * setting.minutes if solved else 0),
+        later=steps // 3 if second and steps >= 3 * FEW_STEPS else 0,
     )
 
 
@@ -435,7 +449,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         [
             "[run]",
             f"name = {_text(_name(setting.model, setting.data))}",
-            f"expected_minutes = {n.steps * n.step_seconds / 60:.1f}",
+            f"expected_minutes = {n.seconds / 60:.1f}",
         ],
         ["[start]", f"sft = {_text(solved.recipe)}  # {solved.why}" if solved else f"model = {_text(setting.model)}"],
         _precision("[model]", model),
@@ -457,11 +471,13 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
             "[verifier]",
             f"extract = {_text(look.way.extract)}  # {_WHY_EXTRACT[look.way.extract]}",
             f"reasoning = {_text(setting.reasoning)}",
-        ],
+        ]
+        if look.answers.judging.extract is not None  # a reward function and tests get the whole response
+        else [],
         [
             "[algorithm]",
             'refill = "until_full"  # samples further problems in place of those without an advantage',
-            "refill_rounds = 2",
+            f"refill_rounds = {REFILL_ROUNDS}",
         ],
         ["[entropy]", 'controller = "none"  # control of entropy has shown no gain below 1B parameters']
         if setting.parameters < LARGE
@@ -485,7 +501,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ["[checkpoint]", f"every = {max(5, min(20, n.steps // 4))}"],
     ]
     start = _start(setting, look.way, model, speed, solved, n.held_out) if solved else None
-    return Proposal(text=_written(sections), step_seconds=n.step_seconds, steps=n.steps, start=start)
+    return Proposal(text=_written(sections), step_seconds=n.step_seconds, steps=n.steps, seconds=n.seconds, start=start)
 
 
 def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved: Solved, held: int) -> str:

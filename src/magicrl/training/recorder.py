@@ -280,7 +280,7 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
         if foreign:
             raise ValueError(
                 f"{path} holds other files ({', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''}), and a run "
-                "needs a folder of its own; choose another --output"
+                "needs a separate folder; choose another --output"
             )
     # The nearest existing folder: the others will be created in it.
     there = next(place for place in (path, *path.parents) if place.exists())

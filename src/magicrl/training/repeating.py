@@ -164,6 +164,7 @@ class PrecisePolicy:
             ((a * logprobs).sum() + (b * entropies).sum()).backward()
         gradients = self._learner.gradients()
         found = flat_values(gradients[name] for name in sorted(gradients))
+        # Set to zero here, since no optimizer step follows that would do it.
         for gradient in gradients.values():
             gradient.zero_()
         return found
@@ -177,6 +178,7 @@ class PrecisePolicy:
         at = [weight.detach().clone() for weight in self._weights]
         half = _SHIFT * float(torch.stack([weight.norm() for weight in at]).norm()) / length
         found: list[tuple[Tensor, Tensor]] = []
+        # The last shift, 0, restores the weights exactly, which adding and subtracting would not.
         for shift in (half, -half, 0.0):
             with torch.no_grad():
                 for own, weight, part in zip(self._weights, at, direction.split(self._shapes), strict=True):
@@ -223,6 +225,7 @@ class Attributor:
         self.lengths = [len(sample.tokens) for sample in self.samples]
         starts = np.cumsum([0, *self.lengths])
         # Compared by identity: samples of a batch share their arrays with the completions.
+        # A step may train on a response several times, so a sample must be found by its response.
         self._start = {id(s.tokens): int(n) for s, n in zip(self.samples, starts[:-1], strict=True)}
         mask = [np.ones(len(s.tokens), bool) if s.loss_mask is None else s.loss_mask for s in self.samples]
         self.sampled = torch.from_numpy(np.concatenate(mask))
@@ -315,6 +318,7 @@ class NotingLearner(LocalLearner):
         before = start
         for index, (batch, controls, norm) in enumerate(noted, 1):
             super().update(batch, controls)
+            # The state shares memory with the learner, so the next update would change it. The last one needs no copy.
             after = self.state() if index == len(noted) else copied(self.state())
             yield RepeatedUpdate(batch=batch, controls=controls, grad_norm=norm, before=before, after=after)
             before = after

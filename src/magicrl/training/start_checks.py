@@ -315,10 +315,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     except ValueError as error:
         raise RecipeError(str(error), key="data.sampler") from error
     tests = (p for problems in data.test.values() for p in problems)
-    longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
+    trained = max((encoder.length(p), p.id) for p in data.train)
+    longest = max([trained[0], *(encoder.length(p) for p in (*data.validation, *tests))])
     observed = _check_environments(config, data, encoder)
     check_context(config, policy, longest, observed)
-    teacher = check_teacher(config, policy, data.train, observed)
+    teacher = check_teacher(config, policy, data.train, trained, observed)
     # Check that files that are read later can be read.
     if config.reference.model is not None:
         with under("reference.model"):

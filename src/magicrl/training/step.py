@@ -11,7 +11,7 @@ import dataclasses
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -257,18 +257,18 @@ class Trainer:
         several = stage.num_minibatches * algorithm.reuse > 1 and "old_logprobs" in objective.needs
         if scores is not None:
             # Asynchronous: the learner scored the whole buffer for the entropy.
-            samples = with_old_logprobs(samples, [scores[0][key] for key in sample_keys(kept, samples)])
+            samples = with_logprobs(samples, "old_logprobs", [scores[0][key] for key in sample_keys(kept, samples)])
         elif several or objective.needs_old_logprobs_first:
             with clock.measure("other", "old_logprobs"):
-                samples = with_old_logprobs(samples, self._learner.logprobs(samples, tau)[0])
+                samples = with_logprobs(samples, "old_logprobs", self._learner.logprobs(samples, tau)[0])
         wanted = self._config.reference.mode != "none" or "ref_logprobs" in objective.needs
         if self._reference is not None and wanted:
             with clock.measure("other", "ref_logprobs"):
-                samples = with_ref_logprobs(samples, self._reference.logprobs(samples, tau)[0])
+                samples = with_logprobs(samples, "ref_logprobs", self._reference.logprobs(samples, tau)[0])
         if self._teacher is not None:
             with clock.measure("other", "teacher_logprobs"):
                 asked = [kept[sample.group_index].group.request.problem for sample in samples]
-                samples = with_teacher_logprobs(samples, self._teacher(samples, asked, tau))
+                samples = with_logprobs(samples, "teacher_logprobs", self._teacher(samples, asked, tau))
         return samples
 
     def _batches(self, samples: Sequence[TrainSample], stage: StageConfig) -> list[TrainBatch]:
@@ -468,22 +468,13 @@ def sample_keys(groups: Sequence[ScoredGroup], samples: Sequence[TrainSample]) -
     return [(groups[s.group_index].group.request.draw, s.sample_index) for s in samples]
 
 
-def with_old_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
-    """Return the samples with the learner's log-probs from before the step's first update."""
-    pairs = zip(samples, logprobs, strict=True)
-    return [dataclasses.replace(sample, old_logprobs=array) for sample, array in pairs]
-
-
-def with_ref_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
-    """Return the samples with the reference model's log-probs."""
-    pairs = zip(samples, logprobs, strict=True)
-    return [dataclasses.replace(sample, ref_logprobs=array) for sample, array in pairs]
-
-
-def with_teacher_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
-    """Return the samples with the teacher's log-probs."""
-    pairs = zip(samples, logprobs, strict=True)
-    return [dataclasses.replace(sample, teacher_logprobs=array) for sample, array in pairs]
+def with_logprobs(
+    samples: Sequence[TrainSample],
+    field: Literal["old_logprobs", "ref_logprobs", "teacher_logprobs"],
+    logprobs: Sequence[FloatArray],
+) -> list[TrainSample]:
+    """Return the samples with log-probs of the learner before its first update, the reference model or the teacher."""
+    return [dataclasses.replace(sample, **{field: array}) for sample, array in zip(samples, logprobs, strict=True)]
 
 
 def with_policy_mask(

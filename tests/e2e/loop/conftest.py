@@ -1,4 +1,4 @@
-"""A recipe small enough for seconds, and the start model that it needs, made once."""
+"""A recipe that runs in seconds, and the starting model that it needs, made once."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ every = 2
 
 @pytest.fixture(scope="session")
 def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A start model after 40 supervised steps: bad, but it ends its responses and is sometimes right."""
+    """Return a starting model after 40 supervised steps: bad, but it ends its responses and is sometimes right."""
     folder = tmp_path_factory.mktemp("models")
     recipe = folder / "sft.toml"
     recipe.write_text(SFT)
@@ -87,13 +87,13 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def toy_text(toy_model: Path) -> str:
-    """The training recipe on that model."""
+    """Return the training recipe on that model."""
     return TRAIN.replace("MODEL", str(toy_model))
 
 
 @pytest.fixture
 def toy_recipe(tmp_path: Path, toy_text: str) -> Path:
-    """The same as a file."""
+    """Return that recipe as a file."""
     path = tmp_path / "toy.toml"
     path.write_text(toy_text)
     return path

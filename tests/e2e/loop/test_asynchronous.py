@@ -1,4 +1,4 @@
-"""Asynchronous mode end to end on the toy: what is issued, when it is used, what stops and stage changes do to it."""
+"""Asynchronous mode end to end on the toy: what is requested, when it is used, effects of stops and stage changes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draws_by_step(output: Path) -> list[list[int]]:
 def test_groups_are_used_in_issue_order_and_within_the_bound(
     toy_recipe: Path, tmp_path: Path, staleness: int, rows: int
 ) -> None:
-    # a bound that only responses of the newest weights keep: older ones differ from the learner without any fault
+    # only responses of the newest weights meet this bound: older ones differ from the learner without any fault
     ahead = (f"rollout.max_staleness={staleness}", f"rollout.max_rows={rows}", "rollout.max_sampler_gap=5e-4")
     values = run(toy_recipe, tmp_path / "run", *ONE_STAGE, *ahead)
     synchronous = run(toy_recipe, tmp_path / "synchronous", *ONE_STAGE)
@@ -33,7 +33,7 @@ def test_groups_are_used_in_issue_order_and_within_the_bound(
     assert prompts[0] == prompts[1], "the same prompts, whatever the staleness"
     begun = [row["staleness/max"] for row in values]
     assert 0 < max(begun) <= staleness
-    if rows == 160:  # all of five steps start at once; a step that rejects every group leaves the weights as they are
+    if rows == 160:  # all of five steps start at once; a step that rejects every group does not change the weights
         assert begun[:5] == [sum(row["learner/sgd_steps"] > 0 for row in values[:step]) for step in range(5)]
     assert begun[0] == 0
     assert [row["queue/in_flight"] for row in values] == [8 * min(staleness, left) for left in (5, 4, 3, 2, 1, 0, 0)]
@@ -58,7 +58,7 @@ def test_the_schedule_is_a_function_of_the_recipe(toy_recipe: Path, tmp_path: Pa
 
 
 def test_with_nothing_to_be_ahead_of_it_is_the_synchronous_run(toy_recipe: Path, tmp_path: Path) -> None:
-    """Stages of one step: the sampler is the learner, and so the proximal policy is the behaviour policy."""
+    """Stages of one step: the sampler is the learner, so the proximal policy is the behaviour policy."""
     steps = ("stages.0.max_steps=1", "stages.1.max_steps=1")
     plain = run(toy_recipe, tmp_path / "plain", *steps)
     ahead = run(toy_recipe, tmp_path / "ahead", *steps, "rollout.max_staleness=4")
@@ -70,8 +70,8 @@ def test_with_nothing_to_be_ahead_of_it_is_the_synchronous_run(toy_recipe: Path,
 
 @pytest.mark.parametrize("rows", [32, 5])
 def test_a_killed_run_goes_on_with_what_was_in_flight(toy_recipe: Path, tmp_path: Path, rows: int) -> None:
-    """Bit for bit the run that was left alone: tokens, log-probs, versions, metrics and weights."""
-    sampling = ("rollout.temperature=0.8", "run.seed=3")  # what a resumed request must have again
+    """Compare with an undisturbed run, bit for bit: tokens, log-probs, versions, metrics and weights."""
+    sampling = ("rollout.temperature=0.8", "run.seed=3")  # a resumed request must use the same settings
     options = (*ONE_STAGE, *sampling, "rollout.max_staleness=2", f"rollout.max_rows={rows}", "checkpoint.every=2")
     whole = run(toy_recipe, tmp_path / "whole", *options)
     output = tmp_path / "killed"
@@ -91,7 +91,7 @@ def test_a_killed_run_goes_on_with_what_was_in_flight(toy_recipe: Path, tmp_path
 def test_what_an_engine_cannot_go_on_with_is_generated_again(
     toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An engine whose caches lie elsewhere keeps nothing: the tokens differ, but every prompt is accounted for."""
+    """An engine with a different cache layout keeps nothing: the tokens differ, but every prompt is accounted for."""
     monkeypatch.setattr("magicrl.rollout.in_process.InProcessEngine.snapshot", lambda _: {})
     options = (*ONE_STAGE, "rollout.max_staleness=2", "checkpoint.every=2")
     run(toy_recipe, tmp_path / "killed", *options, kill_after=3)
@@ -100,7 +100,7 @@ def test_what_an_engine_cannot_go_on_with_is_generated_again(
 
 
 def test_a_stage_change_drains_the_queue(toy_recipe: Path, tmp_path: Path) -> None:
-    """The first stage ends early by its rule, with two steps' groups in flight: their prompts are asked anew."""
+    """The first stage ends early by its rule, with groups of two steps in flight: their prompts are requested again."""
     rule = 'stages.0.transition={rule="truncation", truncation_below=1.0, window=4}'
     options = (rule, "stages.0.max_steps=30", "stages.1.max_steps=3", "rollout.max_staleness=2", "checkpoint.every=100")
     values = run(toy_recipe, tmp_path / "run", *options)

@@ -1,4 +1,4 @@
-"""What a user brings to the algorithm as a file: each example trains, a copy of a built-in is it, bit for bit."""
+"""Custom parts of the algorithm from a file: each example trains, and a copy of a built-in equals it bit for bit."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def learning(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_each_example_trains_and_changes_what_it_is_for(
     toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, alone: str
 ) -> None:
-    monkeypatch.chdir(EXAMPLES.parent)  # a path in --set counts from where one stands
+    monkeypatch.chdir(EXAMPLES.parent)  # a path in --set is relative to the working directory
     assert len((EXAMPLES / setting.split("/")[1].split(":")[0]).read_text().splitlines()) < 60
     rows = run(toy_recipe, tmp_path / "own", setting, *OFF_POLICY)
     plain = run(toy_recipe, tmp_path / "plain", *OFF_POLICY)
@@ -101,7 +101,7 @@ def test_a_built_in_brought_as_a_file_is_the_built_in_bit_for_bit(toy_recipe: Pa
     (toy_recipe.parent / "mine.py").write_text("from __future__ import annotations\n" + text)
     built_in = ("algorithm.correction=tis",) if kind == "correction" else ()
     expected = run(toy_recipe, tmp_path / "built-in", *OFF_POLICY, *built_in)
-    table, _, field = key.partition(".")  # in the recipe itself, a path counts from its folder
+    table, _, field = key.partition(".")  # in a recipe, a path is relative to the recipe's folder
     text = toy_recipe.read_text()
     toy_recipe.write_text(
         text.replace("[entropy]\n", f'[entropy]\n{field} = "mine.py:{name}"\n')
@@ -136,14 +136,14 @@ def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Pa
     mine = tmp_path / "needy.py"
     mine.write_text(NEEDY)
     rows = run(toy_recipe, tmp_path / "needy", f"algorithm.loss={mine}:ROW")
-    assert all("learner/kl" in row for row in rows)  # the reference, which the recipe leaves out
-    assert all("time/other/old_logprobs" in row for row in rows)  # before the one update of the step
+    assert all("learner/kl" in row for row in rows)  # the part needs a reference, which the recipe does not request
+    assert all("time/other/old_logprobs" in row for row in rows)  # before the only update of the step
     gap = "max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)"
     modest = NEEDY.replace('@needs("old_logprobs")\n', "").replace("assert all", "assert not any").replace(gap, "0.0")
     mine.write_text(modest.replace("s.coefficients == {}", 'set(s.coefficients) == {"trend"}'))
     control = f"entropy.controller={EXAMPLES}/controller.py:make"
     rows = run(toy_recipe, tmp_path / "modest", f"algorithm.loss={mine}:ROW", control, *OFF_POLICY)
-    assert not any("time/other/old_logprobs" in row for row in rows)  # four updates a step, and nothing reads a ratio
+    assert not any("time/other/old_logprobs" in row for row in rows)  # four updates per step, and nothing reads a ratio
 
 
 def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ def test_what_a_stage_cannot_change_is_told_before_training(toy_recipe: Path, tm
 
 
 def test_a_stage_with_another_target_hands_a_controllers_state_on(toy_recipe: Path, tmp_path: Path) -> None:
-    """The example's controller remembers the entropy of the step before."""
+    """The example's controller remembers the entropy of the previous step."""
     control = f"entropy.controller={EXAMPLES}/controller.py:make"
     plain = run(toy_recipe, tmp_path / "plain", control, "entropy.target=5")
     staged = run(toy_recipe, tmp_path / "staged", control, "entropy.target=5", "stages.1.entropy_target=6")
     assert staged[2]["entropy/coefficient/trend"] == plain[2]["entropy/coefficient/trend"] != 0
     assert [s["entropy/alpha"] - p["entropy/alpha"] for s, p in zip(staged, plain, strict=True)] == pytest.approx(
-        [0, 0, 0.05]  # its gain times the change of the target
+        [0, 0, 0.05]  # gain times the change of the target
     )
 
 

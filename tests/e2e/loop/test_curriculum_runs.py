@@ -18,7 +18,7 @@ def test_a_killed_run_goes_on_with_the_same_problems(toy_recipe: Path, tmp_path:
     goes_on_bit_for_bit(toy_recipe, tmp_path, *STEPS, "data.train.0.count=12", *options, kill_after=3)
     drawn = rollouts(tmp_path / "whole")
     assert len({row["problem_id"] for row in drawn if row["step"] == 1}) == 8
-    # Problems whose last visit had no right response do not come back while others are left.
+    # Problems without a correct response at their last visit do not come back while others remain.
     first = [row for row in drawn if row["step"] == 1]
     hard = {row["problem_id"] for row in first} - {row["problem_id"] for row in first if row["reward"]}
     assert hard

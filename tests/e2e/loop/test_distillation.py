@@ -1,4 +1,4 @@
-"""Runs with a teacher: they approach it and go on after a kill. What a teacher is asked, and what is refused."""
+"""Runs with a teacher: they approach it, and continue after a kill. Requests to the teacher, and rejected settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOLD = "teacher={prompt = '{prompt} {reference}'}"
 
 @pytest.fixture(scope="module")
 def trained(toy_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A teacher: the starting model after three steps at a high rate."""
+    """Return a teacher: the starting model after three steps at a high learning rate."""
     output = tmp_path_factory.mktemp("teacher") / "run"
     recipe = output.with_name("toy.toml")
     recipe.write_text(toy_text)
@@ -68,7 +68,7 @@ def test_with_rewards_and_coefficient_act(toy_recipe: Path, tmp_path: Path) -> N
 
 
 class Scorer:
-    """Notes what a teacher asks of the policy."""
+    """Stub that records the teacher's requests to the policy."""
 
     def __init__(self) -> None:
         self.asked: list[TrainSample] = []
@@ -108,7 +108,7 @@ def test_the_policy_itself_scores_its_responses_after_the_teachers_prompt(toy_re
 
 
 def vllm(tokenizer: Any, change: Callable[[Any], Any] = lambda body: body) -> Callable[..., Reply]:
-    """Answer as vLLM does: the log-prob of token t is -t / 100."""
+    """Answer like vLLM: the log-prob of token t is -t / 100."""
 
     def answer(asked: Asked) -> Reply:
         if asked.path.endswith("/models"):
@@ -153,7 +153,7 @@ def test_a_server_without_log_probs_is_refused(tokenizer: Any, answer: Any) -> N
         ServedTeacher(address, "").check(tokenizer)
 
 
-# --- what is refused before the start ---------------------------------------------------------------------------------
+# --- rejected before the run starts ---------------------------------------------------------------------------------
 
 KEEP = "algorithm.reject_zero_advantage=false"
 
@@ -183,7 +183,7 @@ def test_a_teacher_that_does_not_fit(toy_recipe: Path, tokenizer: Any) -> None:
     def check(problem: Problem, correction: str = "none", start: Any = policy, **settings: Any) -> float:
         algorithm = plain.algorithm.model_copy(update={"correction": correction})
         update = {"teacher": TeacherConfig(**settings), "algorithm": algorithm}
-        return check_teacher(plain.model_copy(update=update), start, [problem], 0)
+        return check_teacher(plain.model_copy(update=update), start, [problem], (1, problem.id), 0)
 
     known, unknown = (
         Problem(verifier="maths", source="test", id="a", prompt="3", references=("4",)),

@@ -1,4 +1,4 @@
-"""An engine from a file beside the recipe: it trains, it is evaluated, and a wrong name says what is known."""
+"""A custom engine from a file next to the recipe: it trains and evaluates, and a wrong name lists the known ones."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_example_trains_and_is_evaluated(toy_recipe: Path, toy_model: Path, 
     assert done.returncode == 0, done
     rows = [json.loads(line)["values"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2
-    for values in rows:  # its log-probs are the learner's own, so every update was made on the policy that sampled
+    for values in rows:  # its log-probs are the learner's, so every update was made on the policy that sampled
         assert values["learner/sampler_gap_mean"] < 1e-5
         assert values["tokens/sampled"] > 0
     (tmp_path / "sums.jsonl").write_text('{"id": "a", "problem": "3 4", "answer": "7"}\n')

@@ -1,4 +1,4 @@
-"""`examples/environment.py`: an environment from outside the package, trained with."""
+"""`examples/environment.py`: training with an environment from outside the package."""
 
 from __future__ import annotations
 
@@ -26,6 +26,6 @@ def test_the_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for row in rows:
         assert row["train/not_judged/ratio"] == 0
         assert 1 <= row["environment/turns"] <= 3
-        # a reward is the share of two digits
+        # a reward is the share of correct digits, of two
         assert row["environment/digits_right"] <= 2
         assert row["train/accuracy/mean"] <= row["train/reward/mean"] < 1

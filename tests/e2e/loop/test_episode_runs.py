@@ -1,4 +1,4 @@
-"""Whole runs with an environment: every number counts what the model wrote, and a replayed run learns the same."""
+"""Whole runs with an environment: every number counts the tokens of the model, and a replayed run learns the same."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def run(recipe: Path, output: Path, *overrides: str) -> list[dict[str, Any]]:
 
 
 def recorded(output: Path, step: int) -> list[dict[str, Any]]:
-    """The rows of a step, with the places that the model wrote, told from the recording."""
+    """Return the rows of a step, with the positions that the model wrote, taken from the recording."""
     rows = pq.read_table(output / "rollouts" / f"step-{step:06d}.parquet").to_pylist()
     for row in rows:
         observed = json.loads(row["episode"])["observed"]

@@ -1,4 +1,4 @@
-"""Training with an environment from a file outside the package: what is learned from, stops, failures."""
+"""Training with an environment from outside the package: tokens that are trained on, stops, failures."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ SHORT = (
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL."""
+    """Stand-in for SIGKILL."""
 
 
 class KillAfter(NullObserver):

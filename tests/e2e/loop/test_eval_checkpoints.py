@@ -1,4 +1,4 @@
-"""``magicrl eval --run`` and evaluation beside a run change nothing of it."""
+"""``magicrl eval --run``, and evaluation during a run: neither changes the run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OFTEN = (*SHORT, "evaluation.every=1", "evaluation.validation_samples=3", "evalu
 
 
 def run(recipe: Path, output: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[list[list[int]]]]:
-    """The weights at the end, and every response token that training sampled."""
+    """Return the final weights and every response token that training sampled."""
     run_training(load_train_recipe(recipe, overrides), output, NullObserver(), resume=False)
     groups = sorted(read_rollouts(output / "rollouts"), key=lambda group: group.request.draw)
     tokens = [[completion.tokens.tolist() for completion in group.completions] for group in groups]
@@ -68,11 +68,11 @@ def test_a_run_with_evaluation_is_the_run_without(
 
 
 def test_every_validation_draws_anew(toy_recipe: Path, tmp_path: Path) -> None:
-    """With weights that stay as they are, two validations differ by chance alone."""
+    """With constant weights, two validations differ only by chance."""
     run(toy_recipe, tmp_path / "run", *OFTEN, "optimizer.learning_rate=1e-12")
     rows = [json.loads(line)["values"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len({row["validation/length/mean"] for row in rows}) > 1
-    # and the tests before and after have the same random numbers
+    # evaluations before and after training use the same random numbers
     before, after = (
         json.loads((tmp_path / "run" / "evaluations" / f"{name}-held_out.json").read_text())
         for name in ("before", "after")
@@ -102,7 +102,7 @@ DIFFERENT: tuple[tuple[dict[str, Any], list[str]], ...] = (
         ["judging.extract: was lenient, is now box", "sampling.temperature: was 1.0, is now 0.6"],
     ),
     ({"reward": "maths"}, ["verifier: was exact, is now maths"]),
-    ({"limit": 6}, []),  # these are all problems
+    ({"limit": 6}, []),  # this limit covers all problems
     ({"limit": 5, "limit_seed": 1}, ["limit: was None, is now 5", "limit_seed: was None, is now 1"]),
     ({"extract": "box"}, ["judging.extract: was lenient, is now box"]),
     ({"reasoning": "required"}, ["judging.reasoning: was auto, is now required"]),
@@ -114,7 +114,7 @@ DIFFERENT: tuple[tuple[dict[str, Any], list[str]], ...] = (
     ({"fresh_limits": "8"}, ["fresh_limits: was none, is now 8"]),
     ({"workers": 2, "max_rows": 3, "price_in": 1.0, "price_out": 2.0}, []),
 )
-"""Options other than those of the evaluation, and how they differ."""
+"""Options that differ from those of the evaluation, and the reported difference."""
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -186,7 +186,7 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
         seen.append(folder.name)
         folder.mkdir()
         (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
-        if folder.name == first.name:  # meanwhile the run goes on, removes what is old and ends
+        if folder.name == first.name:  # meanwhile the run continues, removes old checkpoints and ends
             shutil.rmtree(first)
             shutil.move(later, second)
             status.write_text(ended)

@@ -1,4 +1,4 @@
-"""``magicrl explain``: the repeated step is the recorded one, a fault is told from a hash, figures are by hand."""
+"""``magicrl explain``: the repeated step is the recorded one, a fault shows in a hash, figures are computed by hand."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SETTINGS = {
     "checkpoint.keep_best": False,
 }
 ON_POLICY, SEVERAL = 3, 5
-"""The first keeps the checkpoint before it and its own; the second makes four updates."""
+"""The first step has a checkpoint before and after it. The second makes four updates."""
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +91,7 @@ def test_a_step_without_a_kept_checkpoint_is_made_from_the_start(run: Path) -> N
 
 
 class ByHand:
-    """The step by autograd, a token at a time, on transformers' own model in float64 (its norms stay in float32)."""
+    """The step by autograd, one token at a time, on transformers' model in float64 (its norms stay in float32)."""
 
     def __init__(self, run: Path, found: dict[str, Any], step: int) -> None:
         start = json.loads((run / "run.json").read_text())["start_model"]
@@ -114,7 +114,7 @@ class ByHand:
                 parameter.copy_(weights[name])
 
     def scores(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probs and entropies of one response."""
+        """Return log-probs and entropies of one response."""
         prompt, tokens = self.prompts[index], self.tokens[index]
         logits = self.model(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
         every = logits.log_softmax(-1)
@@ -129,7 +129,7 @@ class ByHand:
         return torch.cat([which[f"learner/{kind}/{name}"].double().reshape(-1) for name in self.parameters])
 
     def token_gradients(self) -> list[list[torch.Tensor]]:
-        """g_t of each token of each response that was learned from: -(A logp + alpha H) over all their tokens."""
+        """Return g_t of each token of each response that was trained on: -(A logp + alpha H) over all their tokens."""
         learned = [r["advantage"] is not None for r in self.responses]
         count = sum(len(t) for t, there in zip(self.tokens, learned, strict=True) if there)
         gradients: list[list[torch.Tensor]] = []
@@ -153,7 +153,7 @@ def test_every_figure_is_that_of_autograd_by_hand(run: Path, found: dict[str, An
     for index, tokens in enumerate(gradients):
         expected = [float(g @ whole) / norm for g in tokens] or [0.0] * len(hand.tokens[index])
         assert hand.responses[index]["norm"] == pytest.approx(expected, rel=1e-4, abs=1e-8)
-    # the part of the step that this gradient gives: the change of the first moment, under AdamW's scale
+    # share of the step from this gradient: the change of the first moment, under AdamW's scale
     state = json.loads((run / "checkpoints" / f"step-{ON_POLICY:06d}" / "state.json").read_text())
     count = state["state"]["learner"]["meta"]["optimizer_steps"]
     root = (hand.state(hand.after, "exp_avg_sq") / (1 - 0.999**count)).sqrt() + 1e-8
@@ -167,7 +167,7 @@ def members(hand: ByHand, group: int) -> list[int]:
 
 
 def gain(hand: ByHand, group: int) -> torch.Tensor:
-    """Sum of (r - mean r) logp over the tokens of a group, over their number."""
+    """Return the sum of (r - mean r) logp over the tokens of a group, divided by their number."""
     rewards = [hand.responses[i]["reward"] for i in members(hand, group)]
     tokens = sum(len(hand.tokens[i]) for i in members(hand, group))
     mean = sum(rewards) / len(rewards)
@@ -222,7 +222,7 @@ def test_a_wrong_what_if_is_refused_before_anything_is_computed(run: Path, words
 
 @pytest.fixture
 def broken(run: Path, tmp_path: Path) -> Path:
-    """A copy of the run to spoil; the start model is found where it was."""
+    """Return a copy of the run to damage. The starting model stays where it was."""
     return Path(shutil.copytree(run, tmp_path / "broken"))
 
 
@@ -259,7 +259,7 @@ def test_changed_weights_are_told(broken: Path) -> None:
     state["tensors_sha256"] = hashlib.sha256((folder / "tensors.safetensors").read_bytes()).hexdigest()
     (folder / "state.json").write_text(json.dumps(state))
     changed_response(broken, ON_POLICY + 1, "tokens", [5])
-    # as what is compared with, and as what the next step is made from
+    # both as the target of the comparison, and as the base of the next step
     checks = {check["name"]: check["equal"] for check in magicrl.explain(broken, ON_POLICY)["checks"]}
     assert checks == {"metrics": True, "responses": True, "weights": False}
     checks = {check["name"]: check["equal"] for check in magicrl.explain(broken, ON_POLICY + 1)["checks"]}
@@ -314,7 +314,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_how_long_a_repetition_takes_counts_from_its_checkpoint(broken: Path) -> None:
-    """Steps 6 to 12 are made again from the newest checkpoint, that of step 5."""
+    """Steps 6 to 12 are repeated from the newest checkpoint, that of step 5."""
     values = [{"entropy/exact/mean": 0.1 if step == 12 else 1.0, "time/step": 2.0} for step in range(1, 13)]
     rows = [json.dumps({"step": step, "stage": 0, "values": row}) for step, row in enumerate(values, 1)]
     (broken / "metrics.jsonl").write_text("\n".join(rows) + "\n")

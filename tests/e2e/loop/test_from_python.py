@@ -1,4 +1,4 @@
-"""`magicrl.train`, the step-wise handle and ``magicrl train`` make one run; what was given live is recorded as such."""
+"""`magicrl.train`, the step-wise handle and ``magicrl train`` make the same run, and live objects are recorded so."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT = {"stages.0.max_steps": 2, "stages.1.max_steps": 1, "evaluation.samples":
 
 
 def figures(folder: Path) -> list[dict[str, Any]]:
-    """The lines of ``metrics.jsonl`` without what the clock decides."""
+    """Return the lines of ``metrics.jsonl`` without values that depend on the clock."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in row["values"].items() if not k.startswith(TIMES)} for row in rows]
 
@@ -42,7 +42,7 @@ def test_one_run_by_three_ways(toy_recipe: Path, tmp_path: Path) -> None:
         while not run.done:
             steps.append(run.step())
             if len(steps) == 1:
-                between = run.evaluate()  # disturbs nothing
+                between = run.evaluate()  # changes nothing in the run
         with pytest.raises(ValueError, match=r"every stage of .* has ended; finish\(\)"):
             run.step()
         finished = run.finish()
@@ -121,7 +121,7 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
     assert asked
     assert run.evaluations["reward"].notna().all()
     assert run.rollouts()["reward"].nunique() > 2
-    # nothing says that a command could repeat it
+    # no message claims that a command could repeat it
     recipe = (run.path / "config.toml").read_text()
     assert recipe.startswith("# No command can run this recipe: live:data@")
     assert "near@" in recipe.splitlines()[0]
@@ -146,7 +146,7 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[int]:
-    """Threads of the caller's torch: others than a run's."""
+    """Return the number of torch threads of the caller, which a run must restore."""
     before = torch.get_num_threads()
     torch.set_num_threads(before + 2)
     yield before + 2
@@ -178,7 +178,7 @@ def test_a_run_left_early_is_resumed(toy_recipe: Path, tmp_path: Path, threads: 
     assert "hidden" not in error, "an error may quote a URL with a password"
     with magicrl.start(toy_recipe, settings=SHORT, output=run.path, resume=True) as run:
         shutil.rmtree(run.path / "checkpoints" / "step-000001")
-        early = run.finish()  # before its stages have ended: what comes next resumes from the checkpoint that it writes
+        early = run.finish()  # before its stages have ended: what follows resumes from the checkpoint that it writes
     assert early.status == "finished"
     with magicrl.start(toy_recipe, settings=SHORT, output=run.path, resume=True) as run:
         assert [step.number for step in run] == [2, 3]

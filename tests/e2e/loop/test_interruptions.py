@@ -1,4 +1,4 @@
-"""Runs that are stopped at any point go on as if they had not been."""
+"""Runs that are stopped at any point and continue without any difference."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from magicrl.training.repeating import state_hash
 from magicrl.training.session import Interrupted, run_training
 
 PATIENCE = 600.0
-"""Seconds after which the command is taken to hang: a limit, not a measurement."""
+"""Time limit in seconds, after which the command counts as hanging. It is a limit, not a measurement."""
 
 
 def test_ctrl_c_ends_the_command_with_a_report_and_a_run_that_goes_on(
@@ -55,7 +55,7 @@ def test_ctrl_c_ends_the_command_with_a_report_and_a_run_that_goes_on(
     assert process.returncode == 130, said
     assert "finishing this step, then stopping" in said
     assert "report so far" in said
-    assert "--resume continues a run" in said
+    assert "--resume continues the run" in said
     assert "Traceback" not in said
     steps = metrics.read_bytes().count(b"\n")
     assert [p.name for p in (run / "checkpoints").iterdir()] == [f"step-{steps:06d}"]
@@ -68,7 +68,7 @@ SHORT = ("checkpoint.every=100", "stages.0.max_steps=2", "stages.1.max_steps=2")
 
 
 class Signals(NullObserver):
-    """Sends this process ``signals`` when step 2 has begun to generate, one for each call."""
+    """Observer that sends this process ``signals`` when step 2 has begun to generate, one per call."""
 
     def __init__(self, *signals: signal.Signals) -> None:
         self._signals = list(signals)
@@ -151,7 +151,7 @@ run_training(config, Path(sys.argv[2]), Kills(), resume=False, parts=parts)
 
 
 def on_ranks(config: TrainConfig) -> LocalParts:
-    """Parts of a run whose learner is two processes."""
+    """Return the parts of a run whose learner is two processes."""
     from magicrl.config.cluster_schema import LearnerPlacement
     from magicrl.distributed.learner.launchers import LocalLauncher
     from magicrl.distributed.learner.learner import DistributedLearner
@@ -173,7 +173,7 @@ def on_ranks(config: TrainConfig) -> LocalParts:
 def test_killed_while_a_checkpoint_is_written_the_run_goes_on_from_the_one_before(
     toy_recipe: Path, tmp_path: Path, learner: str
 ) -> None:
-    """Step 5 is made and recorded while step 4 is being written; then kill -9."""
+    """Step 5 is made and recorded while step 4 is being written. Then comes kill -9."""
     config = load_train_recipe(toy_recipe)
 
     def parts() -> LocalParts | None:
@@ -222,7 +222,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_the_last_checkpoint(
 
     class Full(NullObserver):
         def step(self, metrics: StepMetrics) -> None:
-            if metrics.step == 3:  # from here on not one byte more
+            if metrics.step == 3:  # from here on not one more byte
                 until((output / "checkpoints" / "step-000002").is_dir)
                 resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 

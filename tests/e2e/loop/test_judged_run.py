@@ -1,4 +1,4 @@
-"""A run whose reward is a served judge: what it records, how it goes through an outage, that nothing is paid twice."""
+"""A run whose reward is a served judge: its records, its behaviour in an outage, and no question paid for twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Server:
 
     def __init__(self) -> None:
         self.asked = 0
-        self.up_for: int | None = None  # questions that it answers yet
+        self.up_for: int | None = None  # number of questions that it still answers
         self.lock = threading.Lock()
 
     def answer(self, asked: Asked) -> Reply:
@@ -51,7 +51,7 @@ def server() -> Server:
 
 @pytest.fixture
 def judged(toy_recipe: Path, tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Generator[list[str]]:
-    """The overrides that make the toy recipe a judged one."""
+    """Return overrides that turn the toy recipe into a judged one."""
     monkeypatch.setattr(openai_http, "_FIRST_WAIT", 0.001)
     monkeypatch.setattr(openai_http, "_LONGEST_WAIT", 0.002)
     monkeypatch.setenv("JUDGE_KEY", SECRET)
@@ -113,11 +113,11 @@ def test_a_long_outage_stops_the_run_and_it_goes_on(
     assert stopped[-1]["train/not_judged/ratio"] == stopped[-2]["train/not_judged/ratio"] == 1
     assert stopped[-1]["train/accuracy/mean"] is None, "nothing was a 0"
     assert stopped[-1]["judge/failed"] > 0
-    # still down: told before anything is computed
+    # still down: the error comes before anything is computed
     with pytest.raises(ValueError, match=r"\[verifier.judge\] does not work"):
         run(toy_recipe, tmp_path / "run", few, resume=True)
     server.up_for = None
-    # how it is reached may change between attempts
+    # the server's address may change between attempts
     rows = run(toy_recipe, tmp_path / "run", [*few, "verifier.judge.attempts=3"], resume=True)
     assert len(rows) == 6
     assert rows[-1]["train/not_judged/ratio"] == 0

@@ -33,7 +33,7 @@ def example() -> Any:
 
 
 def recipe(example: Any, start: Path) -> TrainConfig:
-    """The example's settings as a recipe."""
+    """Return the example's settings as a recipe."""
     return TrainConfig.model_validate(
         {
             "run": {"name": "loop", "seed": example.SEED, "threads": 1},

@@ -1,4 +1,4 @@
-"""A run with Muon that is killed and resumed, and what is refused before it starts."""
+"""A killed and resumed run with Muon, and settings that are rejected before it starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that asks every prompt twice: solved prompts leave with all problems that ask them, and all are counted."""
+"""A file with every prompt twice: a solved prompt removes all its problems, and all of them are counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`examples/reward.py`: a graded reward from outside the package, trained with and evaluated with."""
+"""`examples/reward.py`: training and evaluation with a graded reward from outside the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_the_example_trains_and_is_evaluated(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     runpy.run_path("reward.py", run_name="__main__")
     (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")  # the file is found from the recipe's folder
+    monkeypatch.chdir(tmp_path / "elsewhere")  # the path is relative to the recipe's folder
     short = ["--set", "stages.0.max_steps=8", "--output", str(tmp_path / "run")]
     assert app(["train", str(tmp_path / "recipe.toml"), *short], result_action="return_value") == 0
     monkeypatch.chdir(tmp_path)

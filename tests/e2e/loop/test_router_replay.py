@@ -1,4 +1,4 @@
-"""`model.router_replay` end to end on a small random mixture: what a run does with the record, and who is refused."""
+"""`model.router_replay` end to end on a small random mixture of experts: use of the record, and rejected models."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def recipe(toy_model: Path, tmp_path: Path) -> Path:
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL."""
+    """Stand-in for SIGKILL."""
 
 
 class KillAfter(NullObserver):
@@ -100,7 +100,7 @@ def run(recipe: Path, output: Path, *changes: str, killed: bool = False, resume:
 
 
 def test_the_learner_is_nearer_to_the_sampler(recipe: Path, tmp_path: Path) -> None:
-    """Of one and the same first rollouts in bfloat16, in the updates and in the old log-probs before them."""
+    """Compare the same first rollouts in bfloat16, in the updates and in the old log-probs before them."""
     low = ("model.dtype=bfloat16", "stages.0.max_steps=1")
     plain = run(recipe, tmp_path / "plain", *low, "model.router_replay=false")[0]
     replayed = run(recipe, tmp_path / "replayed", *low)[0]
@@ -111,7 +111,7 @@ def test_the_learner_is_nearer_to_the_sampler(recipe: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_an_asynchronous_run_that_is_killed_goes_on_bit_for_bit(recipe: Path, tmp_path: Path) -> None:
-    """Its checkpoint holds the record of responses that have ended and of those in flight."""
+    """The checkpoint holds the record of finished responses and of those in flight."""
     ahead = "rollout.max_staleness=2"
     whole = run(recipe, tmp_path / "whole", ahead)
     run(recipe, tmp_path / "killed", ahead, killed=True)
@@ -147,7 +147,7 @@ def test_what_cannot_be_replayed_is_refused_before_the_run(recipe: Path, toy_mod
     )
     text = told(f"rollout.engine={tmp_path / 'engine.py'}:make")
     assert text.startswith("model.router_replay")
-    assert "does not tell the experts that it chose" in text
+    assert "does not report the experts that it chose" in text
     sft = tmp_path / "sft.toml"
     sft.write_text(
         '[model]\nfolder = "start"\n[training]\nrouter_replay = true\n[[phases]]\nfamily = "running_sum"\n'

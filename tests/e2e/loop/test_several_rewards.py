@@ -1,4 +1,4 @@
-"""Training with several rewards per response: what is logged, what a failing reward does, a killed run."""
+"""Training with several rewards per response: logged values, a failing reward, a killed run."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_killed_run_goes_on(toy_recipe: Path, tmp_path: Path, rewards: Path) -
     rows = goes_on_bit_for_bit(toy_recipe, tmp_path, *EVERY, several, "algorithm.advantage=gdpo", kill_after=3)
     assert all(0 < row["reward/brief/mean"] <= 1 for row in rows)
     assert any(0 < row["reward/moody/not_judged/ratio"] < 1 for row in rows)
-    # A failing reward takes no response out of its group.
+    # A failing reward removes no response from its group.
     assert all(row["train/not_judged/ratio"] == 0 for row in rows)
     assert all(row["groups/trained"] for row in rows)
     assert len({row["reward"] for row in rollouts(tmp_path / "whole")}) > 3
@@ -49,7 +49,7 @@ def test_a_killed_run_goes_on(toy_recipe: Path, tmp_path: Path, rewards: Path) -
 
 
 def test_gdpo_learns_from_groups_whose_sums_are_equal(toy_recipe: Path, tmp_path: Path, rewards: Path) -> None:
-    """The second reward is 1 minus the first one: with equal weights every sum is equal, and each reward is not."""
+    """The second reward is 1 minus the first one: with equal weights all sums are equal, the single rewards are not."""
     rewards.write_text(
         "def even(p, r):\n    return float(len(r) % 2 == 0)\ndef odd(p, r):\n    return float(len(r) % 2)\n"
     )

@@ -1,4 +1,4 @@
-"""Minutes, not seconds: the shipped quickstart from the command line, and a run killed at random."""
+"""Tests of minutes: the shipped quickstart from the command line, and a run killed at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long responses start first, and nothing but time changes."""
+"""Long responses start first, and nothing changes except time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from magicrl.training.session import run_training
 def test_the_longest_first_and_the_unknown_in_their_middle() -> None:
     assert longest_first(["a", "b", "c"], {}) == [0, 1, 2], "nothing is known: the order of issue"
     means = {"short": 3.0, "long": 60.0, "middling": 30.0}
-    # new ones are expected to take the mean of 3, 30 and 60
+    # new problems are expected to take the mean of 3, 30 and 60
     assert longest_first(["new", "short", "middling", "long", "newer"], means) == [3, 0, 4, 2, 1]
 
 
@@ -33,7 +33,7 @@ FEW_ROWS = (
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL."""
+    """Stand-in for SIGKILL."""
 
 
 class KillAfter(NullObserver):
@@ -43,7 +43,7 @@ class KillAfter(NullObserver):
 
 
 def run(recipe: Path, output: Path, *overrides: str, observer: NullObserver | None = None) -> list[dict[str, Any]]:
-    """A row a response."""
+    """Return one row per response."""
     config = load_train_recipe(recipe, [*FEW_ROWS, *overrides])
     with contextlib.suppress(Killed):
         run_training(config, output, observer or NullObserver(), resume=output.exists())

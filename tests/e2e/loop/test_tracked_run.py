@@ -1,4 +1,4 @@
-"""A run of the command itself with trackers: they end with what ``metrics.jsonl`` says."""
+"""A run of the command with trackers: they end with the values of ``metrics.jsonl``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The whole run on a toy: what is written, that the numbers add up, and that a resumed run is the same run."""
+"""A whole toy run: its files, numbers that add up, and a resumed run that equals the uninterrupted one."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def metrics_of(output: Path) -> list[dict[str, Any]]:
 
 
 def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Metrics without what depends on the clock."""
+    """Return metrics without those that depend on the clock."""
     clocked = ("time/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
     return [{**row, "values": {k: v for k, v in row["values"].items() if not k.startswith(clocked)}} for row in rows]
 
@@ -70,7 +70,7 @@ def test_a_run_leaves_everything_and_its_numbers_add_up(toy_recipe: Path, tmp_pa
     status = json.loads((output / "run.json").read_text())
     assert status["status"] == "finished"
     assert status["data"]["train"]["problems"] == 60
-    assert status["devices"] == 1  # what device hours in reports are counted with
+    assert status["devices"] == 1  # factor of the device hours in reports
     for name in ("before-held_out", "after-held_out"):
         evaluation = json.loads((output / "evaluations" / f"{name}.json").read_text())
         assert evaluation["max_tokens"] == 24, "of the last stage, before training too"
@@ -155,7 +155,7 @@ def test_the_reference_is_watched_without_changing_the_run(toy_recipe: Path, tmp
     key = "learner/grad_norm"
     assert [r["values"].get(key) for r in plain] == [r["values"].get(key) for r in watched]
     assert [r["values"].get("learner/kl") for r in watched if r["values"].get("learner/kl")], "KL was measured"
-    # the first step's policy is the start model: its distance is 0 to that, and not to another model
+    # the first step's policy is the starting model: its distance is 0 to that model only
     other = (f"reference.model={tmp_path / 'plain' / 'model'}", "stages.0.max_steps=1", "stages.1.max_steps=1")
     far = run(toy_recipe, tmp_path / "other", "reference.mode=monitor", *other, "data.test={}", "evaluation.every=0")
     assert watched[0]["values"]["learner/kl"] < 1e-9 < 1e-6 < far[0]["values"]["learner/kl"]
@@ -216,7 +216,7 @@ def test_nothing_to_learn_stops_with_a_remedy(toy_recipe: Path, tmp_path: Path) 
 
 
 def test_empty_steps_count_only_in_a_row_and_over_a_restart(toy_recipe: Path, tmp_path: Path) -> None:
-    """Stages of T = 1 have nothing to learn from; the one between them has."""
+    """Stages of T = 1 have nothing to learn from. The stage between them has."""
     text = toy_recipe.read_text()
     stage = text[text.rindex("[[stages]]") : text.index("[evaluation]")]
     toy_recipe.write_text(text.replace("[evaluation]", stage + "[evaluation]"))
@@ -243,7 +243,7 @@ def test_a_stage_end_and_the_best_step_are_in_checkpoints(toy_recipe: Path, tmp_
     best = [step for step, value in validated.items() if value > max([-1.0, *list(validated.values())[: step - 1]])]
     assert best
     assert found == {3, 6, *best}
-    # how many are kept may change between attempts, and the best one stays
+    # the number of kept checkpoints may change between attempts, and the best one stays
     shutil.rmtree(tmp_path / "run" / "model")
     run(toy_recipe, tmp_path / "run", "checkpoint.keep_last=1", "evaluation.every=2", resume=True)
     found = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir()}
@@ -324,7 +324,7 @@ def test_the_online_filter_tells_what_it_removed_by_source_and_difficulty(toy_re
 def test_a_run_that_cannot_learn_says_so_everywhere(
     toy_recipe: Path, toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Only a box is an answer, and the model writes none: no group has a signal, no weight changes."""
+    """Only a box is an answer, and the model writes none: every advantage is 0, and no weight changes."""
     output = tmp_path / "run"
     settings = ("verifier.extract=box", "stages.0.max_tokens=24", "stages.0.max_steps=2", "stages.1.max_steps=1")
     assert command(toy_recipe, settings=settings, output=output) == 3

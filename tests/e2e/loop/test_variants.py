@@ -1,4 +1,4 @@
-"""Every method, and every option of the loop that changes the path a step takes, end to end on the toy."""
+"""Every method, and every option that changes the path of a step through the loop, end to end on the toy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_another_advantage_is_another_update_of_the_same_responses(
     short = (*NO_TESTS, "stages.0.max_steps=1", "stages.1.max_steps=1")
     plain = run(toy_recipe, tmp_path / "plain", *short, *beside)[0]
     found = run(toy_recipe, tmp_path / "run", *short, *settings)[0]
-    # rewards, rejection and entropy of the step are the records'
+    # the records hold rewards, rejection and entropy of the step
     for key in (key for key in plain if key.startswith(("train/", "groups/", "length/", "entropy/"))):
         assert found[key] == plain[key], key
     assert 0 < found["learner/grad_norm"] != plain["learner/grad_norm"] > 0
@@ -98,7 +98,7 @@ def test_lora_trains_adapters_and_saves_a_whole_model(toy_recipe: Path, toy_mode
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed
     assert all("_proj" in name for name in changed)
-    # of the last checkpoint the same model is made, adapters and all
+    # the last checkpoint gives the same model, with adapters
     last = export_checkpoint(output, checkpoint_folders(output)[-1], tmp_path / "last")
     for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
         theirs, ours = load_file(last / name), load_file(output / "model" / name)
@@ -186,7 +186,7 @@ def test_exact_is_refused_where_it_is_not_proven(toy_recipe: Path, settings: lis
 
 
 def test_an_engine_that_serves_other_weights_stops_the_run(toy_recipe: Path, tmp_path: Path) -> None:
-    """bfloat16's gap, far above a bound that no engine with other numerics could keep, stands for another's weights."""
+    """The rounding of bfloat16 simulates other weights: it is far above a bound that any correct engine keeps."""
     with pytest.raises(TrainingStopped, match="the engine has other weights than the learner"):
         run(toy_recipe, tmp_path / "run", *SHORT, "model.dtype=bfloat16", "rollout.max_sampler_gap=1e-6")
     assert not list((tmp_path / "run" / "checkpoints").glob("step-000001*")), "the step is in no checkpoint"

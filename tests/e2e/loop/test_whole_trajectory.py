@@ -1,7 +1,7 @@
-"""Golden trajectories of whole runs: every number of metrics.jsonl, every weight and every event against a slow loop.
+"""Golden trajectories of whole runs: all of metrics.jsonl, every weight and every event, against a slow loop.
 
-`tests/helpers/slow_loop.py` reads the recipe plainly and computes the run again from its recorded tokens. A metric that
-neither it nor the clock knows fails here, so that a new one comes with its slow counterpart.
+`tests/helpers/slow_loop.py` is a direct implementation of the recipe. It computes the run again from its recorded
+tokens. A metric that neither it nor the clock explains fails here, so every new metric needs its slow counterpart.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from magicrl_verifiers.extraction import ExactVerifier
 
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 FLOPS = ("flops/learner", "flops/engine")
-"""The planner's arithmetic, which `tests/unit/planning/test_shapes.py` holds against torch's own counter."""
+"""The planner's arithmetic, which `tests/unit/planning/test_shapes.py` compares with torch's own counter."""
 RELATIVE, ABSOLUTE = 1e-5, 5e-6
-"""Float32 against float64; what is 0 (the sampler gap on-policy) is rounding alone."""
+"""Tolerances of float32 against float64. Values that are 0 (the sampler gap on-policy) differ only by rounding."""
 CANCELLING = ("learner/loss", "learner/policy_loss")
-"""Sums of terms of both signs and of size 1: no more exact than those."""
+"""Sums of terms of both signs and of size 1, whose absolute error is that of the terms."""
 
 RECIPE: dict[str, Any] = {
     "run": {"name": "trajectory", "seed": 7, "threads": 1},
@@ -60,7 +60,7 @@ RECIPE: dict[str, Any] = {
     },
     "entropy": {"controller": "adaptive", "target": 1.3, "step": 0.02, "maximum": 0.05, "estimator": "exact"},
     "reference": {"mode": "loss", "coefficient": 0.05},
-    # eps is large, so that a gradient that is rounding alone moves nothing
+    # eps is large, so that a gradient that consists of rounding does not move a weight
     "optimizer": {
         "learning_rate": 0.01,
         "warmup_steps": 5,
@@ -97,7 +97,7 @@ RECIPE: dict[str, Any] = {
 
 
 def with_changes(changes: dict[str, Any]) -> dict[str, Any]:
-    """The recipe with ``changes`` by dotted key."""
+    """Return the recipe with ``changes`` by dotted key."""
     recipe = copy.deepcopy(RECIPE)
     for key, value in changes.items():
         *path, last = key.split(".")
@@ -112,7 +112,7 @@ def with_changes(changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_problems(path: Path, count: int, twins: int = 0) -> None:
-    """Distinct prompts. Two of three want a 3, the others an 8: soon learned, so that solved ones can be removed."""
+    """Write distinct prompts, two of three with answer 3, the others 8: soon learned, so solved ones are removed."""
     rows = [
         {"problem": prompt, "answer": "8" if number % 3 == 0 else "3"}
         for number, prompt in enumerate(prompts(count, path.stem))
@@ -122,7 +122,7 @@ def write_problems(path: Path, count: int, twins: int = 0) -> None:
 
 
 def write_recipe(folder: Path, model: Path, changes: dict[str, Any]) -> dict[str, Any]:
-    """Recipe and problems in ``folder``; the recipe as its TOML says it."""
+    """Write recipe and problems into ``folder``, and return the recipe as its TOML has it."""
     recipe = {**with_changes(changes), "start": {"model": str(model)}}
     write_problems(folder / "train.jsonl", 22, twins=2)
     write_problems(folder / "validation.jsonl", 6)
@@ -131,7 +131,7 @@ def write_recipe(folder: Path, model: Path, changes: dict[str, Any]) -> dict[str
 
 
 def run(folder: Path, output: Path, *, resume: bool = False) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl of the folder's recipe, without what the clock says."""
+    """Run the folder's recipe and return the lines of metrics.jsonl without times."""
     run_training(load_train_recipe(folder / "recipe.toml", []), output, NullObserver(), resume=resume)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
@@ -144,11 +144,11 @@ def events(output: Path) -> list[dict[str, Any]]:
 
 
 Unjudged = Callable[[str, str], bool]
-"""Whether the run's verifier could not judge this answer to a problem with this reference answer."""
+"""Function that says whether the run's verifier could not judge this response, given a reference answer."""
 
 
 class Trajectory:
-    """A run and its slow counterpart, held against each other step by step."""
+    """A run and its slow counterpart, compared step by step."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class Trajectory:
             rows = pq.read_table(self.output / "rollouts" / f"step-{line['step']:06d}.parquet").to_pylist()
             expected = self.slow.step(rows)
             found = {k: v for k, v in line["values"].items() if k not in FLOPS}
-            if self.slow.ahead:  # what has ended already is the engine's schedule
+            if self.slow.ahead:  # which responses have ended depends on the engine's schedule
                 assert 0 <= found.pop("queue/finished") <= found["queue/in_flight"]
             assert found.keys() == expected.keys(), f"step {line['step']}: {sorted(found.keys() ^ expected.keys())}"
             for key, value in expected.items():
@@ -189,23 +189,23 @@ class Trajectory:
         self._check_events()
 
     def _check_weights(self, step: int) -> None:
-        """Weights and both moments of the step's checkpoint, parameter by parameter."""
+        """Compare weights and both moments of the step's checkpoint, parameter by parameter."""
         checkpoint = load_checkpoint(self.output / "checkpoints" / f"step-{step:06d}")
         kinds = {"weights": self.slow.weights, "exp_avg": self.slow.first, "exp_avg_sq": self.slow.second}
         for kind, tensors in kinds.items():
             if kind != "weights" and not self.slow.updates:
                 continue
-            # a gradient that is a difference of near equals is small and no more exact than its terms
+            # a gradient that is a difference of near equals is small, and its absolute error is that of the terms
             whole = torch.stack([tensor.norm() for tensor in tensors.values()]).norm()
             for name, expected in tensors.items():
                 found = checkpoint.tensors[f"learner/{kind}/{name}"].double()
                 error = float((found - expected).norm() / whole)
                 assert error < RELATIVE, f"step {step}: {kind} of {name} is off by {error}"
-                tensors[name] = found  # so that rounding does not add up over steps
+                tensors[name] = found  # continue from the run's values, so that rounding does not add up over steps
         self._check_state(checkpoint.state)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        """What else a resumed run goes on with."""
+        """Compare the other state of a resumed run."""
         slow = self.slow
         assert state["controller"].get("c", 0.0) == pytest.approx(slow.c, abs=1e-12)
         assert state["sampler"]["removed"] == sorted(slow.removed)
@@ -229,7 +229,7 @@ class Trajectory:
 
 
 def test_the_whole_recipe(toy_model: Path, tmp_path: Path) -> None:
-    """Everything of the recipe at once; what it is to show has happened in this run, and not only been asked for."""
+    """All features of the recipe at once. Each must have had an effect in this run."""
     last = {**RECIPE["stages"][1], "max_steps": 1, "transition": {"rule": "fixed"}}
     trajectory = Trajectory(tmp_path, toy_model, {"stages": [*RECIPE["stages"], last]})
     trajectory.check()
@@ -269,7 +269,7 @@ STAGED: dict[str, float] = {
     "reuse": 3,
     "learning_rate": 0.02,
 }
-"""A stage's own settings, each far enough from the recipe's."""
+"""Settings of a stage, each far enough from the recipe's."""
 CASES: dict[str, dict[str, Any]] = {
     # mask before, refilled
     "before": {"algorithm.advantage_mask": "before"},
@@ -298,7 +298,7 @@ CASES: dict[str, dict[str, Any]] = {
         "stages.1.mini_batch": 6,
         "entropy": {"controller": "fixed", "alpha": 0.01, "estimator": "exact"},
         "reference": {"mode": "monitor"},
-        # without the sampling error of the accuracy four steps would be enough
+        # without the sampling error of the accuracy, four steps would be enough
         "stages.0.transition": {**CONVERGED, "delta": 0.09},
         "stages.0.max_steps": 5,
     },
@@ -346,7 +346,7 @@ CASES: dict[str, dict[str, Any]] = {
         **{f"stages.1.{name}": value for name, value in STAGED.items()},
         "stages.1.max_steps": 2,
     },
-    # the same over groups that are in flight when the stage changes
+    # the same with groups that are in flight when the stage changes
     "staged-ahead": {
         "rollout.max_staleness": 1,
         "rollout.max_rows": 24,
@@ -364,21 +364,21 @@ CASES: dict[str, dict[str, Any]] = {
         "entropy.target": 9.0,
     },
     "gspo": {**OWN_CLIPS, "algorithm.loss": "gspo"},
-    # ScaleRL's loss and advantage, with DAPO's punishment of long responses
+    # ScaleRL's loss and advantage, with DAPO's penalty for long responses
     "scalerl": {
         **OWN_CLIPS,
         "algorithm.loss": "scalerl",
         "algorithm.advantage": "batch_std",
         "algorithm.overlong_buffer": 3,
     },
-    # PPO; without the sampling error of the validation four steps would be enough
+    # PPO; without the sampling error of the validation, four steps would be enough
     "ppo": {
         "algorithm.loss": "ppo",
         "evaluation.every": 1,
         "stages.0.transition": {**CONVERGED, "delta": 0.3},
         "stages.0.max_steps": 5,
     },
-    # too few validations to end a stage: the training accuracy of every step would
+    # too few validations to end a stage: the training accuracy of every step would suffice
     "pg": {
         "algorithm.loss": "pg",
         "algorithm.refill_rounds": 1,
@@ -405,7 +405,7 @@ UNJUDGED: dict[str, dict[str, Any]] = {
 def test_what_nobody_could_judge_leaves_its_group(
     case: str, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a checker fails: nobody who is to say 8 gets a verdict, and of the others those of four words do not."""
+    """Simulate a failing checker: problems with answer 8 and responses of four words get no verdict."""
 
     def unjudged(reference: str, text: str) -> bool:
         return reference == "8" or len(text.split()) == 4
@@ -426,7 +426,7 @@ def test_what_else_a_recipe_may_ask_for(case: str, toy_model: Path, tmp_path: Pa
 
 
 def without(output: Path, later_than: int, target: Path) -> None:
-    """A copy of a run as a kill leaves it after its checkpoint of this step."""
+    """Return a copy of a run as a kill leaves it after its checkpoint of this step."""
     shutil.copytree(output, target)
     for folder in (target / "checkpoints").iterdir():
         if int(folder.name.removeprefix("step-")) > later_than:
@@ -450,7 +450,7 @@ RESUMED: dict[str, dict[str, Any]] = {
         "rollout.max_staleness": 2,
         "rollout.max_rows": 24,
         "algorithm.refill": "none",
-        # more is thrown away at the stage's end than the next stage's first step asks for again
+        # the stage's end discards more than the next stage's first step requests again
         "stages.0.transition": {"rule": "truncation", "truncation_below": 0.9, "window": 4},
         "stages.0.max_steps": 8,
         "stages.1.rollout_batch": 2,
@@ -466,7 +466,7 @@ RESUMED: dict[str, dict[str, Any]] = {
     [("whole", (7, 14)), ("lagged", (2, 5)), ("code", (5, 6)), ("ahead", (2, 4, 5)), ("staged", (4, 6))],
 )
 def test_a_resumed_trajectory_is_the_same(case: str, cuts: tuple[int, ...], toy_model: Path, tmp_path: Path) -> None:
-    """Killed where c moves, a convergence test is pending, visits wait for the filter, problems are removed."""
+    """Kill while c moves, a convergence test is pending, visits wait for the filter, and problems are removed."""
     write_recipe(tmp_path, toy_model, RESUMED[case])
     whole = tmp_path / "whole"
     lines = run(tmp_path, whole)
@@ -496,7 +496,7 @@ PLACES = {
 def test_a_stage_goes_on_as_under_a_recipe_that_says_so_for_the_whole_run(
     name: str, toy_model: Path, tmp_path: Path
 ) -> None:
-    """Bit for bit: the run of two stages, and its checkpoint of the change resumed where the recipe has the value."""
+    """Compare a run of two stages with its checkpoint at the change, resumed with the value in the recipe."""
     (tmp_path / "staged").mkdir()
     (tmp_path / "plain").mkdir()
     changes = {**SHORT, "stages.0.max_steps": 2, "stages.1.max_steps": 2, "checkpoint.every": 2}
@@ -508,7 +508,7 @@ def test_a_stage_goes_on_as_under_a_recipe_that_says_so_for_the_whole_run(
         shutil.copy(tmp_path / "staged" / data, tmp_path / "plain" / data)
     write_recipe(tmp_path / "plain", toy_model, {**changes, PLACES[name]: STAGED[name]})
     without(staged, 2, plain)
-    # the folder as if it had been begun under this recipe
+    # rewrite the folder as if it had been started under this recipe
     (plain / "config.toml").write_text(to_toml(load_train_recipe(tmp_path / "plain" / "recipe.toml", []), plain))
     assert run(tmp_path / "plain", plain, resume=True) == lines
     states = [json.loads((p / "checkpoints" / "step-000004" / "state.json").read_text()) for p in (staged, plain)]

@@ -1,4 +1,4 @@
-"""What is released: sdist and wheel hold every file and sit beside another torch; licences; root documents."""
+"""Released files: sdist and wheel are complete and install with another torch; licences; root documents."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ PROJECTS = {"magicrl": "", "magicrl_verifiers": "packages/verifiers/"}
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, Path]]:
-    """Sdist of each distribution, and the wheel that is built from it and not from this folder."""
+    """Return the sdist of each distribution, and the wheel that is built from the sdist instead of this folder."""
     tools = tmp_path_factory.mktemp("tools")
     subprocess.run([*PIP, "install", "--target", str(tools), "setuptools>=77"], check=True)
     tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
@@ -156,7 +156,7 @@ def test_the_wheel_leaves_an_existing_torch_alone_and_runs(built: dict[str, tupl
     asked = "import importlib.metadata as m; from magicrl.commands.doctor import faults, _requirements, _asked; "
     asked += "print(m.version('torch'), faults([r for r in _requirements('magicrl') if _asked(r, '')]))"
     seen = subprocess.run([python, "-c", asked], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
-    assert seen.strip() == "2.11.0 []"  # every requirement is met, by that torch too
+    assert seen.strip() == "2.11.0 []"  # this torch meets every requirement, too
     command = tmp_path / "venv" / "bin" / "magicrl"
     shown = subprocess.run([command, "recipes"], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
     assert "train quickstart" in shown

@@ -1,4 +1,4 @@
-"""Builds records."""
+"""Builders of records."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ MakeGroup = Callable[..., ScoredGroup]
 
 @pytest.fixture
 def make_group() -> MakeGroup:
-    """``make_group("cwn", "..t", draw=3)``: a letter a completion (correct, wrong, not judged); ``t`` truncated,
-    ``a`` aborted, ``.`` ended."""
+    """Return a builder: ``make_group("cwn", "..t", draw=3)`` has a letter per completion (correct, wrong, not judged).
+
+    In the second text, ``t`` is truncated, ``a`` aborted and ``.`` ended.
+    """
     ends = {".": FinishReason.STOP, "t": FinishReason.LENGTH, "a": FinishReason.ABORTED}
 
     def build(outcomes: str, finish: str | None = None, *, draw: int = 0, problem: str = "p") -> ScoredGroup:

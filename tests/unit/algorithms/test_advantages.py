@@ -149,7 +149,7 @@ HAND = {
     leave_one_out: ([1, 0, 0, 0], {}, [1, -1 / 3, -1 / 3, -1 / 3]),
     # 1 of 4: n / K - 1 = 3
     max_likelihood: ([1, 0, 0, 0, 1, 1], {"groups": [0, 0, 0, 0, 1, 1]}, [3, -1, -1, -1, 0, 0]),
-    # each of two right ones adds 1 to 2 of the 6 pairs; 0.5 adds 0.3 to {0.2}, 1 adds 0.5 and 0.8, of 3 pairs
+    # each of two correct ones adds 1 to 2 of the 6 pairs; 0.5 adds 0.3 to {0.2}, 1 adds 0.5 and 0.8, of 3 pairs
     pass_at_k_gradient: (
         [1, 0, 1, 0, 0.5, 0.25, 1],
         {"groups": [0] * 4 + [1] * 3, "k": 2},
@@ -253,7 +253,7 @@ def test_the_overlong_penalty_by_hand():
 
 
 def lengthened(scored, lengths):
-    """The group with responses of these many tokens; its T is 8."""
+    """Return the group with responses of these lengths. Its T is 8."""
     completions = [
         dataclasses.replace(c, tokens=frozen_tokens([1] * n), sampler_logprobs=frozen_floats([-1.0] * n))
         for c, n in zip(scored.group.completions, lengths, strict=True)
@@ -268,7 +268,7 @@ def test_overlong_responses_lose_in_the_advantage_and_not_in_the_record(make_gro
     shaped = np.array([1.0, 0.25, -0.5, -1.0])
     assert found.tolist() == pytest.approx((shaped - shaped.mean()).tolist(), rel=1e-12)
     assert group.rewards.tolist() == [1, 1, 0, 0]
-    # Rejection uses the rewards of the record: with rejection, lengths do not make a group teach anything.
+    # rejection uses the recorded rewards: with rejection, length penalties never give a group an advantage
     wrong = lengthened(make_group("ww"), [4, 8])
     assert group_signal(wrong) is Signal.ALL_WRONG
     assert scored_advantages([wrong], normalise_std=False, overlong_buffer=4)[0].tolist() == [0.5, -0.5]

@@ -1,4 +1,4 @@
-"""The own part of AdamW's step against torch's, and the weights of a group's gain by hand."""
+"""One sample's part of AdamW's step compared with torch's step, and the weights of a group's gain by hand."""
 
 from __future__ import annotations
 

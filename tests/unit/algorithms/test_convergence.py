@@ -1,6 +1,6 @@
-"""The stage transition's error rates on synthetic curves with known truth, by simulation with fixed seeds.
+"""Error rates of the stage transition on synthetic curves with known truth, by simulation with fixed seeds.
 
-The stage transition on curves of real runs: it waits while they rise and leaves when they are flat.
+Also on curves of real runs: it waits while they rise and ends the stage when they are flat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LIMIT = noise_limit(horizon=HORIZON, delta=DELTA, window=WINDOW)
 
 
 def noise(rng: np.random.Generator, count: int, sigma: float, rho: float) -> np.ndarray:
-    """AR(1) noise of standard deviation ``sigma``."""
+    """Return AR(1) noise of standard deviation ``sigma``."""
     fresh = rng.normal(size=count) * sigma
     out = np.empty(count)
     out[0] = fresh[0]
@@ -32,7 +32,7 @@ def noise(rng: np.random.Generator, count: int, sigma: float, rho: float) -> np.
 
 
 def switch_steps(curve, *, sigma: float, rho: float, steps: int, seed: int = 0) -> np.ndarray:
-    """The step at which each of ``RUNS`` runs switched; infinite if it never did."""
+    """Return the step at which each of ``RUNS`` runs switched; infinite if it never did."""
     rng = np.random.default_rng(seed)
     truth = curve(np.arange(steps, dtype=float))
     found = np.full(RUNS, np.inf)
@@ -74,7 +74,7 @@ def test_saturating_exponential_is_not_left_while_it_gains_two_delta(rho, factor
     gain_at_start = 0.6 * (1 - math.exp(-HORIZON / tau))
     still_rising_until = tau * math.log(gain_at_start / (2 * DELTA))
     assert np.mean(found < still_rising_until) <= 0.05
-    assert np.mean(np.isfinite(found)) >= 0.90  # and it is left in the end
+    assert np.mean(np.isfinite(found)) >= 0.90  # the stage ends at last
 
 
 @pytest.mark.parametrize("rho", [0.0, 0.5])

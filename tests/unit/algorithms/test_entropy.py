@@ -69,7 +69,7 @@ def test_no_tokens_is_an_error():
 
 
 def play(controller, entropies):
-    """alpha_k of each step."""
+    """Return alpha_k of each step."""
     alphas = []
     for entropy in entropies:
         alphas.append(controller.coefficient(entropy))
@@ -121,7 +121,7 @@ def test_c_is_clamped_at_both_ends():
 
 def test_released_code_lags_by_one_step_and_decreases_at_equality():
     controller = make_controller("adaptive", ControllerSettings("code"))
-    # alpha_k looks at the entropy of step k - 1; the first step has none
+    # alpha_k uses the entropy of step k - 1; the first step has none
     assert play(controller, [0.1, 0.5, 0.1, 0.1]) == pytest.approx([0.0, 1e-4, 0.0, 1e-4])
     at_equality = make_controller("adaptive", ControllerSettings("code"))
     play(at_equality, [0.1, 0.1, 0.2])

@@ -1,4 +1,4 @@
-"""The checks of ``make identities`` as tests, and proof that the slow reference detects errors."""
+"""The checks of ``make identities`` as tests, and a proof that the slow reference detects errors."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Two groups of two responses; logprobs are -1 everywhere. Ratios and advantages:
     group 1: r2 A=+2 rho 2.0              r3 A=-2 rho 0.9, 0.9
 min(rho A, clip(rho, 0.8, 1.2) A) sums to 2.7, -2.3, 2.4, -3.6 by response; 8 tokens.
 
-Sampler corrections against numbers worked out by hand, and the second moment's mask over a whole mini-batch.
+Also sampler corrections by hand, and the second moment's mask over a whole mini-batch.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ def test_aspo_raises_a_good_token_that_fell_behind_more_and_up_to_a_bound():
 
 
 def test_dppo_looks_at_the_sampler_and_at_one_threshold_a_direction():
-    # with rho = 1 and a sampler that gave each token the probability mu of the hand case
+    # rho = 1, and the sampler gave each token the probability mu of the hand case
     inputs = hand_case(old_logprobs=None, sampler_logprobs=hand_case().old_logprobs)
     assert hand_loss("dppo", inputs, clip=(0.2, 0.15)).clipped.tolist() == [False] * 4 + [True, True, False, False]
     assert hand_loss("dppo", inputs, clip=(0.4, 0.1)).clipped.tolist() == [True, *[False] * 4, True, False, False]
@@ -261,7 +261,7 @@ def test_divergences_by_hand_and_at_the_edge():
     assert binary_tv(pi, mu).tolist() == pytest.approx([0.25, 0.0, 0.0, 0.5], rel=1e-6)
     found = binary_kl(pi, mu).tolist()
     assert found[:3] == pytest.approx([0.25 * math.log(0.5) + 0.75 * math.log(1.5), 0.0, 0.0], abs=1e-7)
-    assert 40 < found[3] < math.inf  # infinite, but for the smallest number: masked, and no NaN
+    assert 40 < found[3] < math.inf  # infinite except for the smallest number: masked, and no NaN
 
 
 def test_a_masked_response_stays_in_the_denominator_and_in_the_entropy_term():
@@ -456,7 +456,7 @@ def test_m2po_takes_the_kept_weights_as_they_are() -> None:
 
 
 def test_the_second_moment_by_hand() -> None:
-    """Squares 0.01, 0.04, 0.25, 0.01: means of the smallest 1 to 4 are 0.01, 0.01, 0.02, 0.0775."""
+    """Squares are 0.01, 0.04, 0.25, 0.01: means of the smallest 1 to 4 are 0.01, 0.01, 0.02, 0.0775."""
     log_weights = torch.tensor([0.1, -0.2, 0.5, -0.1])
     advantages = torch.tensor([1.0, -2.0, 0.5, -1.0])  # all four ratios moved with the advantage
 
@@ -523,7 +523,7 @@ def inputs(mask: torch.Tensor | None) -> tuple[LossInputs, torch.Tensor]:
 
 
 def test_a_masked_token_leaves_the_policy_term_and_no_denominator() -> None:
-    """Weights 1/4: gradient -w * correction * A at rho = 1; the entropy term keeps all four tokens."""
+    """Weights are 1/4: gradient -w * correction * A at rho = 1. The entropy term keeps all four tokens."""
     given_, logprobs = inputs(torch.tensor([True, True, True, False]))
     weights = torch.full((4,), 0.25, dtype=torch.float64)
     out = loss_terms(LOSSES["magic"], given_, weights, alpha=0.1, correction=M2PO)
@@ -542,7 +542,7 @@ def test_a_masked_token_leaves_the_policy_term_and_no_denominator() -> None:
 def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> None:
     """The square 0.25 is the only one of its sample, whose mean would be too large. A very large square has no loss.
 
-    The last sample's ratios moved against its advantage, so that they neither leave nor are in the mean.
+    The last sample's ratios moved against its advantage, so they are neither masked nor part of the mean.
     """
 
     def sample(

@@ -26,7 +26,7 @@ Row = tuple[float | None, ...]
 
 @pytest.fixture
 def scored(make_group):
-    """``scored([(1, 0), (0, None)], "..", weights=(1, 0.5))``: a row of scores per response, None not judged."""
+    """Return a builder: ``scored([(1, 0), (0, None)], "..", weights=(1, 0.5))`` has a row of scores per response."""
 
     def build(
         rows: Sequence[Row], finish: str | None = None, *, weights: Sequence[float] = (1.0, 1.0), draw: int = 0
@@ -55,9 +55,9 @@ def test_a_part_that_was_not_judged_is_the_groups_mean_of_it(scored) -> None:
     group = scored([(0, 1.0), (0, 0.5), (0, None)])
     assert group.counted.all()
     assert group.rewards.tolist() == pytest.approx([0.5, 0.25, 0.375])
-    # A reward that judged nobody is left out, with its weight.
+    # a reward that judged nobody is left out, with its weight
     assert scored([(1, None), (0, None)]).rewards.tolist() == [1, 0]
-    # A response that does not count is not part of that mean.
+    # a response that does not count is not part of that mean
     assert scored([(0, 1.0), (None, 0.0), (0, None)]).rewards.tolist() == [0.5, 0, 0.5]
 
 
@@ -70,7 +70,7 @@ def advantages(groups: Sequence[ScoredGroup], **options) -> list[list[float]]:
 
 
 def by_hand(groups: Sequence[Sequence[Row]], weights: Sequence[float]) -> list[float]:
-    """GDPO with plain loops: standardise each reward in its group, add, standardise over the batch."""
+    """Compute GDPO with plain loops: standardise each reward in its group, add, standardise over the batch."""
     sums: list[float] = []
     for rows in groups:
         total = [0.0] * len(rows)
@@ -93,16 +93,16 @@ def test_gdpo_is_the_formula_of_the_paper(scored) -> None:
     groups = [scored(part, weights=weights, draw=draw) for draw, part in enumerate(rows)]
     found = [value for part in advantages(groups, advantage=gdpo) for value in part]
     assert found == pytest.approx(by_hand(rows, weights), abs=1e-9)
-    # Weights do not rescale it.
+    # weights do not rescale it
     doubled = [scored(part, weights=(2.0, 0.6), draw=draw) for draw, part in enumerate(rows)]
     assert [v for part in advantages(doubled, advantage=gdpo) for v in part] == pytest.approx(found, abs=1e-5)
-    # A single judged score of a group is no deviation, and no NaN.
+    # a single judged score of a group gives no deviation, and no NaN
     lone = [scored([(1, 0.5), (0, None)]), scored([(1, 0.1), (0, 0.7)], draw=1)]
     assert all(math.isfinite(v) for part in advantages(lone, advantage=gdpo) for v in part)
 
 
 def test_gdpo_distinguishes_what_the_sum_does_not(scored) -> None:
-    """The paper's example: rewards (0, 1) and (0, 2) in groups of two have the same advantages under GRPO."""
+    """Use the paper's example: rewards (0, 1) and (0, 2) in groups of two have the same advantages under GRPO."""
     groups = [scored([(0, 0), (0, 1)]), scored([(0, 0), (1, 1)], draw=1)]
     summed = advantages(groups, advantage=group_relative)
     assert summed[0] == pytest.approx(summed[1], abs=1e-4)
@@ -129,7 +129,7 @@ def test_rejection_reads_the_sum_or_for_gdpo_every_reward(scored) -> None:
     assert select_refill(groups, 9, by_parts=True) == [0, 1]
     assert group_signal(logged, by_parts=True) is Signal.ALL_CORRECT
     assert gdpo.by_parts
-    # Truncated responses do not decide under the mask `before`.
+    # truncated responses do not decide under the mask `before`
     cut = scored([(1, 0), (0, 1), (1, 0)], ".t.")
     assert group_signal(cut, "before", by_parts=True) is not Signal.MIXED
 

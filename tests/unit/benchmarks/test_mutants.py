@@ -1,4 +1,4 @@
-"""The table of deliberate faults: what makes it untrue is told, and a sample of it is killed."""
+"""The table of deliberate faults: stale rows are reported, and the tests detect a sample of the faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = Path("benchmarks", "mutants.py")
 
 
 def checked(folder: Path, *rows: tuple[str, str, str, str]) -> str:
-    """What the script says of rows (name, symbol, old text, new text) about a project of two files."""
+    """Return the script's report on rows (name, symbol, old text, new text) about a project of two files."""
     package = folder / "src" / "magicrl"
     (package / "deeper").mkdir(parents=True)
     (package / "deeper" / "part.py").write_text("def add(a, b):\n    return a + b  # a plus b\n\n\nLIMIT: int = 3\n")
@@ -70,7 +70,7 @@ def test_every_row_that_is_not_true_any_more_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_sample_of_the_faults_is_killed(tmp_path: Path) -> None:
-    """A minute or two of a core; the table must fit the source, and each of these faults turns a test red."""
+    """Run a minute or two on one core. The table must fit the source, and each of these faults makes a test fail."""
     output = tmp_path / "mutants.json"
     options = ["--sample", "8", "--seed", "7", "--work", str(tmp_path / "work"), "--output", str(output)]
     done = subprocess.run([sys.executable, str(ROOT / SCRIPT), *options], check=False, capture_output=True, text=True)

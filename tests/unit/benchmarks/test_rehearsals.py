@@ -1,4 +1,4 @@
-"""The scripts of `make bench` and benchmarks/gpu.sh run from end to end at tiny sizes and write what pages quote."""
+"""The scripts of `make bench` and benchmarks/gpu.sh run from end to end at tiny sizes and write the quoted figures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def rehearsed(folder: Path, module: str, *options: str) -> dict[str, Any]:
-    """The cases that a script finds."""
+    """Return the cases of a script."""
     output = folder / "found.json"
     command = [sys.executable, "-m", f"benchmarks.speed.{module}", *options, "--output", str(output)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -68,19 +68,19 @@ def test_all_parts_of_the_gpu_figures_run_on_a_cpu_one_after_the_other(tmp_path:
     cases = rehearsed(tmp_path, *tiny, "head,profile,gap,packs,weights")
     assert {name: cases[name] for name in first} == first, "what was measured before stays"
     assert not [name for name, case in cases.items() if "failed" in case]
-    # 12 generated tokens: the steps that feed tokens 6 to 11 see 8 of the prompt and 6 to 11 of the response
+    # 12 generated tokens: the steps that read tokens 6 to 11 see 8 of the prompt and 6 to 11 of the response
     assert cases["engine-tiny-plain"]["last_half"]["context_tokens"] == 16.5
     assert cases["learner-tiny-lora"]["trained_parameters"] < cases["learner-tiny"]["trained_parameters"]
     for found in (cases["profile-update"], cases["profile-decode-tiny"]["plain"]):
         assert sum(kind["share"] for kind in found["kinds"].values()) == pytest.approx(1, abs=1e-3)
         assert found["kinds"]["products"]["seconds"] > 0
-    # sampler and learner round differently, the more the narrower their numbers
+    # sampler and learner round differently, and more so with fewer bits
     gaps = [cases[f"gap-{name}"]["mean_gap"] for name in ("float16-float32-head", "bfloat16")]
     assert 0 < gaps[0] < gaps[1] < 0.01
 
 
 def test_the_gpu_tests_are_found_by_a_pytest_without_plugins() -> None:
-    # as on a lent machine, whose pytest has no xdist
+    # as on the GPU machine, whose pytest has no xdist
     plain = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-o", "addopts=", "tests/gpu"]
     done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""What a terminal shows when a user's own code fails: the part, the place and the error, and exit status 1."""
+"""Terminal output when custom code fails: the part, the place and the error, and exit status 1."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ def leaves(a):
     sys.exit(0)
 
 
+def refuses(a):
+    raise ValueError("no")
+
+
 def judge(problem, response):
     sys.exit(0)
 """
@@ -55,6 +59,11 @@ def train(folder: Path, setting: str) -> subprocess.CompletedProcess[str]:
             "algorithm.advantage=own.py:leaves",
             'magicrl: advantage own.py:leaves: SystemExit: 0\n  File "own.py", line 19, in leaves\n    sys.exit(0)\n',
         ),
+        (
+            "algorithm.advantage=own.py:refuses",
+            'magicrl: advantage own.py:refuses: ValueError: no\n  File "own.py", line 23, in refuses\n'
+            '    raise ValueError("no")\n',
+        ),
     ],
 )
 def test_the_part_and_the_place_are_shown(setting: str, shown: str, tmp_path: Path) -> None:
@@ -68,4 +77,4 @@ def test_the_part_and_the_place_are_shown(setting: str, shown: str, tmp_path: Pa
 def test_a_reward_that_exits_is_a_failed_judgement(tmp_path: Path) -> None:
     done = train(tmp_path, "reward=own.py:judge")
     assert done.returncode == 1
-    assert "no answer could be judged: SystemExit: 0" in done.stderr.splitlines()[-1]
+    assert "data.difficulty_filter: no answer could be judged: SystemExit: 0" in done.stderr.splitlines()[-1]

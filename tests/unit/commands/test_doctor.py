@@ -1,4 +1,4 @@
-"""``magicrl doctor``: every finding on this machine, what others would get, and the exit status."""
+"""``magicrl doctor``: every finding on this machine, findings on other machines, and the exit status."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_computes_bfloat16_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> N
         ("numpy>=99", ["is not >=99"]),
         ("no-such-package>=1", ["no-such-package is not installed"]),
         ("math-verify[antlr4-13-2]>=0.9", []),
-        ("math-verify[antlr4-9-3]>=0.9", ["is not"]),  # what the extra of a requirement wants counts, too
+        ("math-verify[antlr4-9-3]>=0.9", ["is not"]),  # packages required by a requirement's extra count, too
     ],
 )
 def test_versions_outside_their_range(wanted: str, told: list[str]) -> None:
@@ -101,7 +101,7 @@ def test_a_machine_that_is_too_small_is_trouble(monkeypatch: pytest.MonkeyPatch)
     found = {finding.what: finding for finding in doctor.examine()}
     assert found["memory"].status == "trouble"
     assert "quickstart needs 0.7" in found["memory"].text
-    assert "tiny" in found["memory"].text.partition(";")[2].partition("needs")[0]  # half a GiB is enough for it
+    assert "tiny" in found["memory"].text.partition(";")[2].partition("needs")[0]  # half a GiB suffices for it
     assert found["disk"].status == "trouble"
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: Usage(10 * GIB, GIB, 9 * GIB))
     assert doctor._disk(Path.cwd()).status == "ok"

@@ -77,10 +77,14 @@ def test_an_evaluation_prints_cost_scores_and_place(
     assert "95 % interval" in said
     assert "@2 " in said
     assert "results.json" in said
-    assert call(words(model, problems, tmp_path / "a", "--limit", "5")) == 0
+    assert call(words(model, problems, tmp_path / "a", "--limit", "5", "--inspect-logs", str(tmp_path / "a_logs"))) == 0
+    assert (tmp_path / "a_logs" / "ones.eval").exists()
     assert "10 of them exist already; at most 0 tokens" in capsys.readouterr().out
     assert call(words(model, problems, tmp_path / "b", "--limit", "5", "--seed", "1")) == 0
-    assert call(["eval", "--merge", "--output", str(tmp_path / "b"), "--pass-at", "1"]) == 0
+    logs = ["--inspect-logs", str(tmp_path / "logs")]
+    assert call(["eval", "--merge", "--output", str(tmp_path / "b"), "--pass-at", "1", *logs]) == 0
+    assert f"Inspect log: {tmp_path}" in capsys.readouterr().out.replace("\n", "")
+    assert [path.name for path in (tmp_path / "logs").iterdir()] == ["ones.eval"]
     assert list(json.loads((tmp_path / "b/results.json").read_text())["benchmarks"]["ones"]["pass_at"]) == ["1"]
     capsys.readouterr()
     assert call(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
@@ -175,6 +179,8 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--field", "prompt"], "--field prompt: give prompt=COLUMN"),
         (["--engine", "warp"], "--engine: unknown engine 'warp'"),
         (["--benchmark", "gsm9k"], "did you mean 'gsm8k'?"),
+        (["--inspect-logs", "logs", "--compare", "a", "b"], "--inspect-logs needs --model"),
+        (["--inspect-logs", "logs", "--run", "a"], "--inspect-logs needs --model"),
     ],
 )
 def test_a_wrong_option_is_refused_before_a_model_is_loaded(more: list[str], message: str, tmp_path: Path) -> None:

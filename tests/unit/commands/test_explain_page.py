@@ -1,4 +1,4 @@
-"""The page of a repeated step, from a small object as ``magicrl explain --step N --json`` prints it."""
+"""The page of a repeated step, from a small object like that of ``magicrl explain --step N --json``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def found() -> dict[str, Any]:
 
 
 def test_groups_are_listed_by_the_size_of_their_share(found: dict[str, Any]) -> None:
-    found["groups"][2]["gain"] = 0.0  # neither learned from nor changed
+    found["groups"][2]["gain"] = 0.0  # not trained on, and not changed
     head, rows = group_rows(found)
     assert [dict(zip(head, row, strict=True)) for row in rows] == [
         {"group": "2", "problem": "second", "mean reward": "1", "norm": "-2", "gain": "+0.5"},

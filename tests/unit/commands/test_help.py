@@ -1,4 +1,4 @@
-"""What every command says of itself: an example that parses, help that loads little, completion that completes."""
+"""Help of every command: an example that parses, few imports, and completion."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from magicrl.commands.main import COMMANDS, app, make_app
 
 
 def leaves(command: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words of every command that does something."""
+    """Return the words of every command that does something."""
     names = [name for name in command if not name.startswith("-")]
     if not names:
         yield words
@@ -38,7 +38,7 @@ def test_every_help_has_an_example_that_parses(words: tuple[str, ...]) -> None:
         name, *given = shlex.split(example.partition(" > ")[0])
         assert name == "magicrl"
         assert tuple(given[: len(words)]) == words
-        app.parse_args(given, exit_on_error=False, print_error=False)  # raises where it does not parse
+        app.parse_args(given, exit_on_error=False, print_error=False)  # raises if it does not parse
 
 
 @pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
@@ -54,14 +54,14 @@ def test_help_shows_every_word_of_its_text(words: tuple[str, ...]) -> None:
     assert "--progress" not in printed.getvalue()
     for name in re.findall(r"--([a-z][a-z-]+)", printed.getvalue()):
         assert re.search(rf"--{name}\b.*?  \w", printed.getvalue()), f"--{name} is not described"
-    # the help is Markdown: a tag or an emphasis outside backticks is not shown
+    # the help is Markdown: a tag or an emphasis outside backticks would disappear
     assert not set(" ".join(written).replace("`", "").split()) - set(printed.getvalue().split())
 
 
 def test_the_list_of_commands_says_what_their_help_says() -> None:
     listed = make_app(listing=True)
     for name in COMMANDS:
-        # as `--help` of all commands shows it, which imports none of them
+        # as `--help` of all commands prints it, which imports none of them
         assert listed[name].help == (app[name].help or "").partition("\n\n")[0].replace("\n", " "), name
 
 

@@ -1,4 +1,4 @@
-"""``magicrl init``: one's own model and problems looked at, and a recipe that can be run, or a plain no."""
+"""``magicrl init``: checks of the user's model and problems, and a recipe that runs, or a clear refusal."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) ->
 
 
 def test_no_advice_recommends_what_init_has_tried() -> None:
-    """A model whose answers end without a readable answer, asked with every template and both extractions."""
+    """The model's answers end without a readable answer, with every template and both extractions."""
     answers = SampledAnswers(
         groups=9, max_tokens=64, mixed=0.0, correct=0.0, truncated=0.0, answered=0.0, judging=Judging("box", "auto")
     )
@@ -167,7 +167,7 @@ def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -
 
 
 def test_an_answer_that_is_right_once_in_hundreds_is_looked_for(toy: Path, tmp_path: Path) -> None:
-    """Two of 60 problems have an answer that the model gives; none of the first twelve that it is asked."""
+    """Two of 60 problems have an answer that the model gives, but none of the first twelve."""
     path = problems(tmp_path / "mine.jsonl", gold="12345")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     asked = set(np.random.default_rng(0).permutation(len(rows))[:12].tolist())
@@ -212,14 +212,15 @@ def test_numbers_by_hand() -> None:
 
 
 def look(truncated: float, lengths: tuple[int, ...]) -> Look:
-    answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated)
+    judging = Judging("box", "auto")
+    answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated, judging=judging)
     way = Way(template="{prompt}", extract="box")
     return Look(way=way, answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example="")
 
 
 @pytest.mark.parametrize(("context", "second_stage"), [(700, False), (1124, True)])
 def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None:
-    """100 sampled and 200 learned tokens per second, 60 minutes, and a fifth of the answers cut at 256 of 256."""
+    """Assume 100 sampled and 200 trained tokens per second, 60 minutes, and a fifth truncated at 256 of 256."""
     asked = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
     setting = Setting(
         model="m",
@@ -236,14 +237,35 @@ def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None
     )
     found = numbers(setting, look(0.2, (100, 100)), Speed(sampled=100, learned=200), solved=False)
     assert (found.group_size, found.limit, found.prompt_limit) == (8, 512, 100)
-    # 15 % of the time for two tests of 5 answers of 1 second each
-    assert found.held_out == 54
-    # an answer: 100 tokens sampled, and learned with an eighth of the median prompt of 80
+    # four of five answers have 100 tokens, the fifth is between 256 and 512
+    mean = 0.8 * 100 + 0.2 * 384
+    # 15 % of the time for two evaluations of 5 answers each
+    assert found.held_out == int(0.15 * 3600 / (2 * 5 * mean / 100))
+    # an answer is sampled, and trained on with an eighth of the median prompt of 80; 0.8 % of the groups are replaced
+    lost = 2 * 0.5**8
+    asked, kept = 1 + lost + lost**2, 1 - lost**3
     assert found.batch == 4
-    assert found.step_seconds == pytest.approx(4 * 8 * (1 + 110 / 200))
+    assert found.step_seconds == pytest.approx(4 * 8 * (asked * mean / 100 + kept * (mean + 10) / 200))
     assert found.steps == round(0.7 * 3600 / found.step_seconds)
-    # a second stage of twice the limit, where the context has room for it beside the prompt
+    # with two evaluations, and without a filter
+    assert found.filtered == 0
+    assert found.seconds == pytest.approx(found.steps * found.step_seconds + 10 * found.held_out * mean / 100)
+    # a second stage of twice the limit, if the context has room for it and the prompt
     assert found.later == (found.steps // 3 if second_stage else 0)
+
+
+def test_a_step_takes_longer_where_rejected_groups_are_replaced() -> None:
+    asked = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
+    setting = Setting(
+        model="m", data="d", kind="path", columns={}, problems=list(islice(asked, 50)), verifier=None,
+        parameters=135_000_000, context=1000, prompt_lengths=[80], reasoning="auto", minutes=3,
+    )  # fmt: skip
+    seen = dataclasses.replace(look(0.0, (100,)), per_problem=(0.0, 0.0625))
+    size, share = group_size(seen.per_problem)
+    found = numbers(setting, seen, Speed(sampled=100, learned=1e9), solved=False)
+    lost = 1 - share
+    assert 0.3 < lost < 0.8
+    assert found.step_seconds == pytest.approx(4 * size * (1 + lost + lost**2))
 
 
 def test_t_follows_the_lengths_that_were_seen() -> None:
@@ -293,7 +315,26 @@ def test_a_custom_reward_judges_and_stands_in_the_recipe(
     )
     problems(tmp_path / "mine.jsonl")
     recipe = magicrl.init(toy, "mine.jsonl", reward="own.py:score", minutes=1, progress=False)
-    assert recipe["data"]["train"][0]["verifier"] == f"{tmp_path}/own.py:score"
+    assert recipe["data"]["train"][0]["verifier"] == "./own.py:score"
+    assert "verifier" not in recipe, "a reward function gets the whole response: nothing is extracted"
+    assert [p.verifier for p in check_run(load_train_recipe(recipe), Path("run"), resume=False).data.train][:1] == [
+        f"{tmp_path}/own.py:score"
+    ]
+
+
+def test_a_reward_reads_the_other_columns_and_nothing_is_extracted_for_it(toy: Path, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text("def score(problem, response):\n    return len(response) / 9\n")
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told), patch.dict(os.environ, COLUMNS="200"):
+        run_init(
+            model=str(toy),
+            data=str(problems(tmp_path / "mine.jsonl")),
+            reward=f"{tmp_path}/own.py:score",
+            output=tmp_path / "run.toml",
+            minutes=1,
+        )
+    assert "not used" not in told.getvalue()
+    assert "extract" not in told.getvalue()
 
 
 def test_a_custom_reward_is_called_once_per_answer() -> None:

@@ -1,4 +1,4 @@
-"""``magicrl plan`` as a user calls it: shipped recipes, JSON, alternatives, refusals and their exit status."""
+"""``magicrl plan`` as a user calls it: shipped recipes, JSON, alternatives, rejections and their exit status."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_shipped_recipes_on_this_machine(recipe: str, model: str, capsys: pytest
     facts = json.loads(plan(capsys, *words, "--json"))
     assert facts["calibration"]["name"] == f"cpu-2core-{recipe}"
     assert len(facts["stages"]) == 2
-    assert all("accelerators" not in change["change"] for change in facts["what_if"])  # there is no second one
+    assert all("accelerators" not in change["change"] for change in facts["what_if"])  # there is no second accelerator
 
 
 def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,13 +56,13 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
-def test_what_cannot_fit_exits_1_and_says_what_would(
+def test_what_cannot_fit_exits_2_and_says_what_would(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sys.argv", ["magicrl", "plan", PAPER, "--gpus", "1", "--gpu", "H800-80G"])
     with pytest.raises(SystemExit) as ended:
         main()
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "does not fit on 1 x H800-80G" in error
     (command,) = [line.strip() for line in error.splitlines() if line.strip().endswith("--set model.lora.rank=16")]
@@ -107,6 +107,6 @@ def test_a_reference_that_only_a_brought_loss_asks_for_is_counted(
 
 
 def test_no_built_in_asks_for_a_reference() -> None:
-    """So that a plan of them is made without torch."""
+    """Otherwise a plan would import torch."""
     for kind in ("loss", "correction"):
         assert not any("ref_logprobs" in resolve(kind, name).needs for name in BUILTINS[kind])

@@ -1,4 +1,4 @@
-"""The page of a plan: every section from the plan's JSON object, and refusals with changes that fit."""
+"""The page of a plan: every section from the plan's JSON object, and rejections with changes that fit."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_bars_of_a_plan_by_hand() -> None:
 
 
 def test_only_what_nothing_beats_is_on_the_frontier() -> None:
-    """2 accelerators take longer and cost more than 4. A price scales only one axis."""
+    """Compare three plans: 2 accelerators take longer and cost more than 4. A price scales only one axis."""
     points = [{"gpus": n, "step_seconds": s} for n, s in ((1, 36.0), (2, 30.0), (4, 7.2), (8, 6.84))]
     every, best = cost_chart(points, 2.0).series
     assert len(every.points) == 4

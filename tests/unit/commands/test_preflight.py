@@ -1,4 +1,4 @@
-"""``magicrl preflight`` from end to end on a toy: exit status, JSON, page, and nothing left behind."""
+"""``magicrl preflight`` from end to end on a toy: exit status, JSON, page, and no files left behind."""
 
 from __future__ import annotations
 
@@ -104,5 +104,5 @@ def test_minutes_and_samples_are_the_budget(recipe: Path, monkeypatch: pytest.Mo
 def test_what_cannot_be_measured_is_refused(recipe: Path) -> None:
     with pytest.raises(RecipeError, match="minutes must be above 0"):
         preflight(recipe, minutes=0)
-    with pytest.raises(ValueError, match="recorded rollouts tell nothing"):
+    with pytest.raises(ValueError, match="recorded rollouts are not the model's answers"):
         magicrl.preflight(recipe, settings={"rollout": {"engine": "replay", "replay": "x"}})

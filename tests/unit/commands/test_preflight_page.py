@@ -1,4 +1,4 @@
-"""The page of a check before a run, from a small object as ``magicrl preflight --json`` prints it."""
+"""The page of a check before a run, from a small object like that of ``magicrl preflight --json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that counts its items says how far it has come and how long it will take."""
+"""Progress and remaining time of work that counts its items."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Clock:
 def test_time_left_is_what_remains_at_the_pace_so_far() -> None:
     clock = Clock()
     left = TimeLeft(clock)
-    assert left.words("rows", 10, 50) == ""  # 10 were there before the work began
+    assert left.words("rows", 10, 50) == ""  # 10 existed before the work began
     clock.now += 4
     assert left.words("rows", 20, 50) == ", left 12 s"  # 10 in 4 s, 30 to go
     assert left.words("rows", 50, 50) == ""
     clock.now += 60
-    assert left.words("rows", 1, 50) == ""  # it begins again: the minute between does not count
+    assert left.words("rows", 1, 50) == ""  # it starts again: the minute between does not count
     clock.now += 2
     assert left.words("rows", 2, 50) == ", left 1 min 36 s"
 

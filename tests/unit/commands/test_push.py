@@ -1,6 +1,6 @@
-"""``magicrl push`` against a local fake of the hub: what is uploaded, what is refused, and where the token is not.
+"""``magicrl push`` against a local fake of the hub: uploads, rejections, and where the token must not appear.
 
-Large files go by the hub's older way (LFS); its newer one (Xet) is a binary protocol of huggingface_hub alone.
+Large files use the hub's older way (LFS). Its newer one (Xet) is a binary protocol of huggingface_hub only.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ WEIGHTS = bytes(range(256)) * 64
 
 @dataclass
 class Hub:
-    """What a hub has been sent."""
+    """Everything that the hub received."""
 
     address: str = ""
     refuses: bool = False
     made: list[dict[str, Any]] = field(default_factory=list)
     stored: dict[str, bytes] = field(default_factory=dict)  # large files by SHA-256
-    files: dict[str, bytes] = field(default_factory=dict)  # of the commit, by path
+    files: dict[str, bytes] = field(default_factory=dict)  # files of the commit, by path
     messages: list[str] = field(default_factory=list)
     tokens: set[str | None] = field(default_factory=set)
 
@@ -49,7 +49,7 @@ class Hub:
 
 
 def replies(hub: Hub, path: str, body: bytes) -> Any:
-    """The hub's interface, as far as an upload needs it."""
+    """Return the parts of the hub's interface that an upload needs."""
     if path == "/api/repos/create":
         hub.made.append(json.loads(body))
         return {"url": f"{hub.address}/me/small"}

@@ -1,4 +1,4 @@
-"""``magicrl train``: the dry run, and what it says of the time needed."""
+"""``magicrl train``: the dry run, and its estimate of the time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from magicrl_verifiers.progress import duration
 
 RECIPES = Path(__file__).resolve().parents[3] / "src" / "magicrl" / "recipes"
 LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
-ON_RAY = "or1-32b"  # a minute: of the others' clusters it has every part
+ON_RAY = "or1-32b"  # takes a minute, and has every part of the other cluster recipes
 ALONE = [path for path in LARGE if path.stem != ON_RAY]
 
 
@@ -35,7 +35,7 @@ def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
     "path",
     [
         RECIPES / "smollm2.toml",
-        # one large recipe with each test run, the others by `make test-slow`
+        # one large recipe in every test run, the others in `make test-slow`
         *(pytest.param(path, marks=[pytest.mark.slow] * (path.stem != "or1-math-7b")) for path in ALONE),
     ],
     ids=lambda path: path.stem,
@@ -43,7 +43,7 @@ def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def test_a_recipe_of_one_device_builds(
     path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recipe of a cluster without its last section, which is the cluster."""
+    """Use a cluster's recipe without its last section, which is the cluster."""
     folder = tmp_path / "empty"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -61,7 +61,7 @@ def test_a_recipe_of_one_device_builds(
 def test_a_recipe_of_a_cluster_builds(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     (path,) = RECIPES.rglob(f"{ON_RAY}.toml")
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # somebody else's cluster is not joined
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")  # another cluster is not joined
     told = dry_run(path, capsys, "--set", "rollout.engine=in_process")
     assert "2 ranks and 2 replicas" in told
     assert "it builds" in told
@@ -97,9 +97,9 @@ def test_a_toy_recipe_with_another_model_warns(caplog: pytest.LogCaptureFixture)
     assert "250 times the 2e-05 that magicrl init proposes for 135 million parameters" in record.getMessage()
     assert "magicrl init --model MODEL --data DATA" in record.getMessage()
     caplog.clear()
-    warn_of_toy_recipe(recipe, ["model=./mine", "optimizer.learning_rate=1e-5"], large)  # somebody chose it
-    warn_of_toy_recipe(recipe, ["data=mine.jsonl"], large)  # its own model
-    warn_of_toy_recipe(find_recipe(Path("smollm2")), ["model=./mine"], large)  # no toy
+    warn_of_toy_recipe(recipe, ["model=./mine", "optimizer.learning_rate=1e-5"], large)  # the user chose it
+    warn_of_toy_recipe(recipe, ["data=mine.jsonl"], large)  # the user's model
+    warn_of_toy_recipe(find_recipe(Path("smollm2")), ["model=./mine"], large)  # not a toy
     assert not caplog.records
 
 

@@ -1,4 +1,4 @@
-"""``magicrl watch``: what a terminal and a pipe show of a run that another process writes."""
+"""``magicrl watch``: output of a terminal and of a pipe for a run that another process writes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from magicrl.commands.watch import WatchedRun, watch
 
 STARTED = "2026-01-02T03:04:05+00:00"
 PATIENCE = 600.0
-"""Seconds after which a watched text is taken to never come: a limit, not a measurement."""
+"""Time limit in seconds for a watched text to appear. It is a limit, not a measurement."""
 
 
 class Run:
-    """A run folder that a test writes as a trainer would."""
+    """A run folder that a test writes like a trainer."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -67,7 +67,7 @@ class Run:
             file.write(text)
 
     def rewind(self, step: int) -> None:
-        """What a resume does: both records are replaced by their part up to the checkpoint."""
+        """Rewind like a resume: both records are replaced by their part up to the checkpoint."""
         for name in ("metrics.jsonl", "events.jsonl"):
             path = self.folder / name
             kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] <= step]
@@ -174,7 +174,7 @@ def test_half_a_line_waits_for_its_end(run: Run) -> None:
 
 @contextmanager
 def watching(folder: Path, *, columns: int = 0, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """``magicrl watch`` in a terminal of that many columns, or with a pipe for 0; the end to read from."""
+    """Start ``magicrl watch`` in a terminal of that width, or with a pipe for 0. Return the end to read from."""
     command = [sys.executable, "-m", "magicrl", "watch", str(folder), "--interval", "0.05"]
     given = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
     given |= {"TERM": "xterm-256color", **environment}
@@ -194,7 +194,7 @@ def watching(folder: Path, *, columns: int = 0, **environment: str) -> Iterator[
 
 
 def read_until(descriptor: int, wanted: str, text: str = "") -> str:
-    """What comes until ``wanted`` is there; to the end for an empty ``wanted``."""
+    """Read until ``wanted`` appears, or to the end for an empty ``wanted``."""
     limit = time.monotonic() + PATIENCE
     while (not wanted or wanted not in text) and time.monotonic() < limit:
         try:
@@ -254,5 +254,5 @@ def test_no_run_folder_is_an_error_that_says_what_to_give(tmp_path: Path) -> Non
     done = subprocess.run(
         [sys.executable, "-m", "magicrl", "watch", str(tmp_path / "none")], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "no such folder; give the run folder" in done.stderr

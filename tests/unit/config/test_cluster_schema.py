@@ -1,4 +1,4 @@
-"""Numbers of ``[cluster.learner]`` that do not go together."""
+"""Combinations of numbers in ``[cluster.learner]`` that are rejected."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every setting of a recipe does something that can be seen.
+"""Every setting of a recipe has a visible effect.
 
-`setting_rows.py` has two values for each setting of the schema, `setting_observers.py` looks at what they lead to:
-figures and files of a run, requests, problems, refusals, arguments that are handed to vLLM, Ray and FSDP.
+`setting_rows.py` has two values for each setting of the schema. `setting_observers.py` observes their effects: figures
+and files of a run, requests, problems, rejections, arguments that are passed to vLLM, Ray and FSDP.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SCHEMAS: dict[str, type[Section]] = {"train": TrainConfig, "sft": SftConfig}
 
 
 def settings_of(section: type[Section], prefix: str = "") -> Iterator[str]:
-    """The settings of a section and its tables: ``[]`` is an entry of a list, ``*`` a key of a table."""
+    """Yield the settings of a section and its tables: ``[]`` is an entry of a list, ``*`` a key of a table."""
     for key, field in section.model_fields.items():
         inner, place = table_in(field.annotation)
         if inner is None:
@@ -33,7 +33,7 @@ def settings_of(section: type[Section], prefix: str = "") -> Iterator[str]:
 
 
 def table_in(annotation: Any) -> tuple[type[Section] | None, str]:
-    """The section that a field holds, and how a row writes its place."""
+    """Return the section that a field holds, and how a row writes its place."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, ""
     inner = next((found for part in get_args(annotation) if (found := table_in(part)[0]) is not None), None)
@@ -42,7 +42,7 @@ def table_in(annotation: Any) -> tuple[type[Section] | None, str]:
 
 @pytest.fixture(scope="module")
 def observers(tmp_path_factory: pytest.TempPathFactory) -> Generator[Observers]:
-    """Observers in an empty folder, from which the relative paths of the recipes count."""
+    """Return observers in an empty folder, to which the paths of the recipes are relative."""
     root, before = tmp_path_factory.mktemp("settings"), Path.cwd()
     os.chdir(root)
     yield Observers(root)
@@ -66,7 +66,7 @@ def test_every_setting_has_a_row(recipe: str) -> None:
 def test_a_recipe_leads_to_the_same_twice(
     observers: Observers, observer: str, recipe: str, tree: dict[str, Any]
 ) -> None:
-    """Without that a difference would say nothing."""
+    """Without this test a difference would prove nothing."""
     assert observers.look(observer, recipe, tree) == observers.look(observer, recipe, tree)
 
 

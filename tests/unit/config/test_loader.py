@@ -155,7 +155,7 @@ def test_a_reward_stands_for_the_verifier_of_every_set(tmp_path: Path) -> None:
     recipe = write(tmp_path, GOOD + tests)
     config = load_train_recipe(recipe, ["reward=exact"])
     assert {s.verifier for s in (*config.data.train, *config.data.test.values())} == {"exact"}
-    # a source's own verifier, where it is said beside
+    # a source's verifier takes precedence where it is set
     config = load_train_recipe(recipe, ["reward=exact", "data.test.held_out.verifier=maths"])
     assert [s.verifier for s in config.data.test.values()] == ["maths"]
     with pytest.raises(RecipeError) as caught:
@@ -204,7 +204,7 @@ max_steps = 2
 
 @pytest.fixture
 def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A recipe in ``there`` with a start recipe and a model folder beside it; one stands in ``here``."""
+    """Return a recipe in ``there`` with a starting recipe and a model folder. Another recipe is in ``here``."""
     (tmp_path / "there" / "models" / "first").mkdir(parents=True)
     (tmp_path / "here" / "first").mkdir(parents=True)
     (tmp_path / "there" / "own-sft.toml").touch()
@@ -386,7 +386,7 @@ IN_PROCESS, LAGGED = (
     ("text", "changed", "words"),
     [
         (COLOCATED, ("ranks = 4", "ranks = 2"), r"set cluster\.learner\.ranks = 4 \(it is 2\)"),
-        (COLOCATED, IN_PROCESS, "vLLM alone gives its memory back"),
+        (COLOCATED, IN_PROCESS, "only vLLM releases its memory"),
         (COLOCATED, LAGGED, "nothing can be in flight"),
         (DIRECT, IN_PROCESS, "how vLLM takes the newest weights"),
         (DIRECT, LAGGED, "how vLLM takes the newest weights"),

@@ -1,4 +1,4 @@
-"""Samplers that choose the problems of a step: pools, lengths, state, and what a wrong choice says."""
+"""Samplers that choose the problems of a step: pools, lengths, state, and messages about wrong choices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from magicrl.records import Problem
 
 
 def problems(n: int) -> list[Problem]:
-    """Ids ``p0``, ..., keys ``k0``, ...; each prompt is one character longer than the one before."""
+    """Return problems with ids ``p0``, ... and keys ``k0``, ...; each prompt is one character longer than the last."""
     return [
         Problem(id=f"p{i}", key=f"k{i}", prompt="q" * (i + 1), references=("1",), verifier="exact", source="t")
         for i in range(n)
@@ -44,7 +44,7 @@ def test_pools_follow_the_pass_rate_of_the_last_visit() -> None:
     for place, problem in enumerate(problems(30)):
         made.observe(problem, 8, 8)
         made.observe(problem, (8, 0, 4)[place % 3], 8)  # easy, hard, medium
-        made.observe(problem, 0, 0)  # nothing judged: no visit
+        made.observe(problem, 0, 0)  # nothing judged: does not count as a visit
     drawn = Counter(int(name[1:]) % 3 for name in ids(sampler(made, 30).next(1000)))
     assert drawn[0] == pytest.approx(100, abs=30)
     assert drawn[1] == pytest.approx(200, abs=40)

@@ -1,4 +1,4 @@
-"""Families, sources and benchmarks of a user's own: the examples, from a folder outside the package."""
+"""Custom families, sources and benchmarks: the examples, from a folder outside the package."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ max_steps = 1
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder: the examples, and cards for one of them."""
+    """Return a user's folder with the examples, and cards for one of them."""
     for name in ("family", "source", "benchmark"):
         shutil.copy(EXAMPLES / f"{name}.py", tmp_path)
     (tmp_path / "flashcards.txt").write_text("What is 2 + 3? => 5\n\nWhat is 6 x 7? => 42\n")

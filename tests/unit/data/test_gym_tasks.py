@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym as data: splits and seeds share nothing, levels, their own verifier, what cannot be used."""
+"""Tasks of reasoning-gym as data: splits and seeds share nothing, levels, their verifier, unusable tasks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LEGS = "reasoning_gym/leg_counting"
 
 
 def test_without_the_extra_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # as if it were not installed
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # simulates a missing package
     with pytest.raises(RecipeError, match=r"^family: .*pip install 'magicrl\[gym\]'"):
         load_problems(SourceConfig(family=LEGS, count=1))
 

@@ -1,4 +1,4 @@
-"""Multiple choice: options in the forms of real sets become part of the prompt; letters and texts are right."""
+"""Multiple choice: options in the forms of real data sets become part of the prompt; letters and texts are correct."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read(tmp_path: Path, **record: Any) -> Any:
         {"choices": [{"label": "A", "text": "Rome"}, {"label": "B", "text": "Paris"}], "answer": "B."},
         {"choices": {"text": ["Rome", "Paris"], "label": ["A", "B"]}, "answerKey": "B"},  # ARC
         {"A": "Rome", "B": "Paris", "answer": "B"},
-        {"question": SHOWN, "choices": ["Rome", "Paris"], "answer": 1},  # shown by the question itself
+        {"question": SHOWN, "choices": ["Rome", "Paris"], "answer": 1},  # the question already shows the options
     ],
 )
 def test_options_are_shown_and_both_answers_are_right(record: dict[str, Any], tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The one reader: every shape of columns that people bring, folders, conversations, and what is said of the rest."""
+"""The reader of records: every common shape of columns, folders, conversations, and messages about other shapes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHARE = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2
 
 
 def both(path: Path) -> list[Problem]:
-    """The problems of a file as training and as evaluation read it, which must be the same but for the text around."""
+    """Return the problems of a file for training and for evaluation, which may differ only around a prompt."""
     trained = load_problems(SourceConfig(path=str(path)))
     examined = load_benchmark(parse_asked(str(path)), Reading(template="{prompt}")).problems
     assert [(p.prompt, p.context, p.references, p.key) for p in trained] == [
@@ -160,7 +160,7 @@ def test_folders_of_data_files_and_saved_data_sets(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_folder_need_not_be_alike(tmp_path: Path) -> None:
-    """``datasets`` itself refuses a column that is a number here and text there."""
+    """``datasets`` itself rejects a column that holds a number in one row and text in another."""
     folder = tmp_path / "mixed"
     folder.mkdir()
     write_lines(folder / "train.jsonl", [{"prompt": "?", "answer": 1}, {"prompt": "??", "answer": ["a", "b"]}])

@@ -30,19 +30,19 @@ def demonstrations(n: int, **options: OptionValue) -> list[tuple[Problem, list[s
 
 
 def without_rambling(response: list[str]) -> str:
-    """The blocks alone: filler and restated totals cut out."""
+    """Return only the blocks, without filler and restated totals."""
     words = "|".join(FILLERS)
     text = re.sub(rf" (\?|{words}) \d", "", " " + " ".join(response))
     return re.sub(rf" ({words})(?= |$)", "", text).strip()
 
 
 def stop_of(response: list[str]) -> int:
-    """The last operand that a response adds."""
+    """Return the last operand that a response adds."""
     return max([2, *(int(match) for match in BLOCK.findall(without_rambling(response)) for match in match[:1])])
 
 
 def check_blocks(problem: Problem, response: list[str]) -> tuple[int, int, int]:
-    """(operands added, running totals, wrong running totals) of a response; asserts its form and its copies."""
+    """Return (operands added, running totals, wrong running totals) of a response. Assert its form and its copies."""
     operands = parse_prompt(problem.prompt)
     head = re.match(r"L (\d)", " ".join(response))
     assert head is not None
@@ -69,7 +69,7 @@ def test_prompt_reference_and_level_of_every_problem() -> None:
         assert problem.references == (str(sum(operands) % 10),)
         assert problem.verifier == "exact"
         assert problem.level is not None
-        # the place of the last operand that is not 0, at least 2
+        # the position of the last operand that is not 0, at least 2
         assert problem.level == max([2, *(place for place, digit in enumerate(operands, start=1) if digit)])
         assert operands[problem.level - 1] != 0
         assert not any(operands[problem.level :])
@@ -95,7 +95,7 @@ def test_prompts_repeat_in_training_only() -> None:
     drawn = {split: take(200, seed=3, split=split) for split in ("train", "validation", "test")}
     assert [len({p.key for p in drawn[split]}) for split in ("validation", "test")] == [200, 200]
     assert len({p.key for p in drawn["train"]}) < len({p.id for p in drawn["train"]}) == 200
-    with pytest.raises(ValueError, match=r"gave only 31 distinct problems of the 90 asked for"):
+    with pytest.raises(ValueError, match=r"gave only 31 distinct problems of the 90 requested"):
         unique_problems(family(), seed=3, split="test", count=90, levels=[2])
 
 
@@ -125,7 +125,7 @@ def test_every_split_has_short_instances() -> None:
 
 
 def test_the_split_of_an_instance_never_changes() -> None:
-    """Literal values: another hash would move test instances of older runs into training."""
+    """Use literal values: another hash would move test instances of older runs into training."""
     assert [split_of([a, 1, 0, 0, 0, 0, 0, 0, 0]) for a in range(6)] == SPLITS_OF_X1
 
 
@@ -175,7 +175,7 @@ def test_stopping_at_the_level_or_later_is_right_and_earlier_is_not_without_nois
 
 
 def test_accuracy_of_the_demonstrations_is_near_the_computed_one() -> None:
-    """sum over strategies of P(strategy) * [P(level <= stop) * no slip + a tenth of the rest], about 0.46."""
+    """Compute sum over strategies of P(strategy) * [P(level <= stop) * no slip + a tenth of the rest], about 0.46."""
     stops = {2: 0.68, 4: 0.17, 6: 0.08, 9: 0.07}
     expected = 0.0
     for stop, share in stops.items():

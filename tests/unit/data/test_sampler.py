@@ -13,7 +13,7 @@ from magicrl.records import Problem
 
 
 def problems(n: int) -> list[Problem]:
-    """Ids ``p0``, ..., keys ``k0``, ..."""
+    """Return problems with ids ``p0``, ... and keys ``k0``, ..."""
     return [
         Problem(id=f"p{i}", key=f"k{i}", prompt=f"q{i}", references=(str(i),), verifier="exact", source="t")
         for i in range(n)
@@ -129,7 +129,7 @@ def test_restore_rejects_another_training_set_or_damage() -> None:
 def test_bad_arguments() -> None:
     with pytest.raises(ValueError, match="no problems"):
         PromptSampler([], seed=0)
-    with pytest.raises(ValueError, match="'p1' stands twice"):
+    with pytest.raises(ValueError, match="'p1' appears twice"):
         PromptSampler([*problems(2), problems(2)[1]], seed=0)
     with pytest.raises(ValueError, match="seed"):
         PromptSampler(problems(2), seed=-1)

@@ -1,6 +1,6 @@
-"""Wrong labels: as many as asked for, never by chance the right one, and nested.
+"""Sources of problems: kinds of files, field mappings, the released schema, mistakes of newcomers, families, real sets.
 
-What makes two prompts the same one.
+Also wrong labels (as many as requested, never correct by chance, and nested), and when two prompts are the same.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
         load_problems(SourceConfig(path=str(tmp_path / "r.jsonl"), difficulty_of="Tiny"))
 
 
-# ---- what a newcomer gets wrong -----------------------------------------------------------------
+# ---- mistakes of newcomers ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_bad_levels_and_ids_are_named(tmp_path: Path, value: Any) -> None:
 
 def test_double_ids_name_both_places(tmp_path: Path) -> None:
     write_lines(tmp_path / "d.jsonl", [{**r, "id": "same"} for r in TWO])
-    with pytest.raises(ValueError, match=r"line 2: id 'same' stood already in .*d\.jsonl, line 1"):
+    with pytest.raises(ValueError, match=r"line 2: id 'same' appears already in .*d\.jsonl, line 1"):
         load(tmp_path, "d.jsonl", fields=FieldMapping(id="id"))
 
 
@@ -385,7 +385,7 @@ def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path)
     assert problems_fingerprint([first, problems[1]]) == base
 
 
-# ---- real sets, where they are present ----------------------------------------------------------
+# ---- real data sets, where present --------------------------------------------------------------
 
 
 def test_the_released_evaluation_files_load_as_they_are(shared_data: Path) -> None:

@@ -37,13 +37,13 @@ def family_with(**options: float | int | str) -> WordProblems:
 
 
 def python_value(text: str) -> float:
-    """The value of an expression of digits and the four operations, by Python's own grammar."""
+    """Return the value of an expression of digits and the four operations, by Python's own grammar."""
     assert re.fullmatch(r"[\d\s()+\-x/]+", text)
-    return eval(text.replace("x", "*"), {"__builtins__": {}})  # digits and operators only, asserted above
+    return eval(text.replace("x", "*"), {"__builtins__": {}})  # only digits and operators, asserted above
 
 
 def tokens_about(text: str) -> int:
-    """Near the count of a tokenizer that splits digits: words, single digits, marks."""
+    """Return about the token count of a tokenizer that splits digits: words, single digits, punctuation."""
     return len(re.findall(r"[A-Za-z]+|\d|[^\w\s]", text))
 
 
@@ -188,7 +188,7 @@ def test_streams_are_deterministic_and_ids_unique() -> None:
     assert draw(1) != draw(2)
     assert len({p.id for p in draw(1)}) == 50
     easy = list(islice(make_family("word_problems").stream(seed=1, split="train", levels=[1]), 1500))
-    assert len({p.id for p in easy}) == 1500  # so many that a drawn one comes again
+    assert len({p.id for p in easy}) == 1500  # so many that problems repeat
     texts = [
         [WordProblems().demonstration(p, np.random.default_rng(9)) for p in draw(1)[:10]] for _ in range(2)
     ]  # same generator state, same text

@@ -1,4 +1,4 @@
-"""A tiny start model on disk, a recipe for it, and three simulated nodes on this machine."""
+"""A tiny starting model on disk, a recipe for it, and three simulated nodes on this machine."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
 
-STORE = 80 << 20  # bytes: the least that Ray takes is 75 MiB
-# Ray's actors are nice by default and wait for everything else on a busy machine
+STORE = 80 << 20  # bytes: Ray's minimum is 75 MiB
+# Ray lowers the priority of its actors, which then wait for everything else on a busy machine
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray spells it like this)
 
 
 @pytest.fixture(scope="session")
 def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random tiny reasoner whose attention heads vLLM's CPU build has a kernel for."""
+    """Return a random tiny reasoner with attention heads that vLLM's CPU build has a kernel for."""
     folder = tmp_path_factory.mktemp("start") / "model"
     model, tokenizer = make_tiny(TinyModelConfig(), make_family("running_sum", {}).vocabulary, seed=5)
     save_policy(model, tokenizer, folder)
@@ -31,7 +31,7 @@ def start_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_recipe(start_model: Path) -> Callable[..., TrainConfig]:
-    """A recipe of a few float32 steps on the tiny model; keyword arguments are further sections."""
+    """Return a recipe of a few float32 steps on the tiny model. Keyword arguments are further sections."""
 
     def make(cluster: dict[str, Any] | None = None, **sections: Any) -> TrainConfig:
         tree: dict[str, Any] = {
@@ -53,7 +53,7 @@ def make_recipe(start_model: Path) -> Callable[..., TrainConfig]:
 
 @pytest.fixture(scope="session")
 def three_nodes() -> Generator[Any]:
-    """A connected Ray of three nodes in processes of this machine: the head with no CPU for actors, two workers."""
+    """Connect to a Ray of three nodes, processes of this machine: the head without CPUs for actors, and two workers."""
     import ray
     from ray.cluster_utils import Cluster
 

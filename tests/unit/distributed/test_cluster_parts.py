@@ -1,6 +1,6 @@
-"""What the run's own process holds on a cluster, decided from the recipe and Ray's count of the nodes.
+"""Parts that the run's process holds on a cluster, decided from the recipe and Ray's count of the nodes.
 
-Where ranks go on nodes with GPUs (Ray's count of them; none is there): together, so that wide replicas find room.
+Also the placement of ranks on nodes with GPUs (by a simulated count): together, so that wide replicas have space.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ VLLM = {"engine": "vllm", "max_rows": 8}
 def parts(
     make_recipe: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., cluster_parts.ClusterParts]:
-    """Parts of a recipe on two nodes that Ray would count so."""
+    """Return parts of a recipe on two nodes that Ray would count like this."""
 
     def make(
         cluster: dict[str, Any], *, gpus: int = 0, output: Path | None = None, **sections: Any
@@ -78,7 +78,7 @@ for address in sys.argv[1:]:
 def test_an_address_that_does_not_answer_is_an_error_after_the_time_to_connect() -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as server:
         silent = "{}:{}".format(*server.getsockname())
-        # the only place of the queue is taken, and nobody accepts: further connections get no answer
+        # the queue's only place is occupied, and nobody accepts: further connections get no answer
         with socket.create_connection(server.getsockname()):
             done = subprocess.run(
                 [sys.executable, "-c", CONNECT, "auto", silent, f"ray://{silent}"],
@@ -133,7 +133,7 @@ def test_the_reference_is_held_by_the_ranks(
     mode: str,
     other: str | None,
 ) -> None:
-    """The start model or another one: the ranks are told which, and no second model is loaded in this process."""
+    """Use the starting model or another one: the ranks load it, and this process loads no second model."""
     start = make_recipe().start.model
     if other is not None:
         other = str(shutil.copytree(start, tmp_path / other))
@@ -162,7 +162,7 @@ def test_the_reference_is_held_by_the_ranks(
 def test_workers_output_is_kept_in_the_runs_folder(
     parts: Callable[..., ClusterParts], make_recipe: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever folder the run was started in: workers have another."""
+    """Workers have another working directory than the run, whose folder may be anywhere."""
     monkeypatch.chdir(tmp_path)
     made, files = parts({"learner": {"ranks": 2}}, output=Path("run")), dict[str, Any]()
     start = make_recipe().start.model
@@ -180,7 +180,7 @@ def test_workers_output_is_kept_in_the_runs_folder(
 
 
 def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., cluster_parts.ClusterParts]) -> None:
-    """Device hours in reports are seconds times these."""
+    """Device hours in reports are seconds times this number."""
     vllm = {"rollout": {"engine": "vllm", "max_rows": 8}}
     wide = {"replicas": 2, "tensor_parallel": 2}
     assert parts({"learner": {"ranks": 2}}).devices == 2, "two machines"
@@ -280,7 +280,7 @@ def test_weights_go_from_gpu_to_gpu_by_themselves_wherever_vllm_takes_them_so(
     sections: dict[str, Any],
     expected: str,
 ) -> None:
-    """And the replicas are told the same, since their vLLM starts with its transfer or without."""
+    """The replicas must get the same setting, since vLLM starts with or without its transfer."""
     made = parts({"rollout": rollout, "learner": {"ranks": 1}}, gpus=gpus, **{"rollout": VLLM, **sections})
     assert made._cluster.rollout.weight_copy == expected
     assert made._config.cluster is not None
@@ -317,9 +317,9 @@ def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
     pool: str,
     told: set[str],
 ) -> None:
-    """And the replica's vLLM is told where the ranks are."""
+    """The replica's vLLM must also know where the ranks are."""
     found: dict[str, Any] = {}
-    monkeypatch.setattr(cluster_parts, "SharedBundles", lambda *_, **__: None)  # no Ray is there
+    monkeypatch.setattr(cluster_parts, "SharedBundles", lambda *_, **__: None)  # Ray is not running
     for name in ("EnginePool", "GroupPool", "ColocatedPool"):
         monkeypatch.setattr(cluster_parts, name, lambda *_, name=name, **given: found.update(pool=name, given=given))
     monkeypatch.setattr(
@@ -331,7 +331,7 @@ def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
     placed = {"GroupPool": "apart", "ColocatedPool": "colocated", "EnginePool": None}[pool]
     start = made._config.start.model or ""
     monkeypatch.setattr(assemble, "_max_context", lambda *_: 64)
-    with suppress(AttributeError):  # what is no engine
+    with suppress(AttributeError):  # an engine stub without these attributes
         assemble.make_training_engine(made._config, start, None)  # type: ignore[arg-type]
     assert found["use"].direct_weights == placed
 
@@ -347,7 +347,7 @@ with connected(ClusterConfig(address=sys.argv[1])):
 
 @pytest.mark.slow
 def test_a_cluster_with_another_token_is_named_with_the_remedy(tmp_path: Path) -> None:
-    """The head of one home, a run of another."""
+    """Use the head of one home folder and a run of another."""
     head, other = tmp_path / "head", tmp_path / "other"
     for home in (head / ".ray", other):
         home.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""A pool whose ranks lend buckets: who is asked when, and what a failure on either side costs. Without processes."""
+"""A pool whose ranks lend buckets: order of the calls, and the cost of a failure on either side. Without processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from magicrl.distributed.learner.launchers import LearnerLost
 
 
 class Call:
-    """What an actor's method makes of a call: nothing before somebody waits for it, as late as can be."""
+    """A delayed call of an actor's method: it runs only when somebody waits for it."""
 
     def __init__(self, run: Any) -> None:
         self.run = run
@@ -29,7 +29,7 @@ class Call:
 
 
 class FakeReplica:
-    """Copies the bucket when its answer is waited for; ``breaks`` at one of them with an error."""
+    """Replica that copies the bucket when its answer is waited for. ``breaks``: bucket at which it raises an error."""
 
     def __init__(self, told: list[str], number: int) -> None:
         self.number, self.copies, self.breaks = number, list[str](), dict[str, Exception]()
@@ -50,7 +50,7 @@ class FakeReplica:
 
 
 class FakeLearner:
-    """Two buckets in one memory; ``dies`` before the second."""
+    """Learner with two buckets in one memory. With ``dies``, it dies before the second."""
 
     def __init__(self, told: list[str]) -> None:
         self.told, self.version, self.dies = told, 7, False

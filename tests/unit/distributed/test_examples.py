@@ -1,4 +1,4 @@
-"""The cluster examples: the manifest has the fields that KubeRay's RayJob asks for, the script is valid bash."""
+"""The cluster examples: the manifest has the fields of KubeRay's RayJob, and the script is valid bash."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "cluster"
 
 
 def table(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    """A JSON schema of an object that has these fields and no others."""
+    """Return a JSON schema of an object that has exactly these fields."""
     return {
         "type": "object",
         "additionalProperties": False,
@@ -99,7 +99,7 @@ def test_the_manifest_hangs_together(manifest: Any) -> None:
         for container in pod["containers"]:
             mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
             assert set(mounts) == volumes
-            assert mounts["shm"] == "/dev/shm"  # Ray's object store; a pod's own has 64 MiB
+            assert mounts["shm"] == "/dev/shm"  # Ray's object store; a pod's default has 64 MiB
             assert container["resources"]["limits"] == container["resources"]["requests"]
             assert container["image"] == cluster["headGroupSpec"]["template"]["spec"]["containers"][0]["image"]
     for workers in cluster["workerGroupSpecs"]:

@@ -20,7 +20,7 @@ FACTS = SimpleNamespace(max_context=64, host="here", pid=1, adapters=False, devi
 
 
 class Actor:
-    """Starts in ``seconds``; calls of a method in ``hung`` are never answered."""
+    """Actor that starts in ``seconds``. Calls of a method in ``hung`` are never answered."""
 
     def __init__(self, workers: ThreadPoolExecutor, seconds: float, hung: tuple[str, ...]) -> None:
         self._workers, self._seconds, self._hung = workers, seconds, hung
@@ -79,7 +79,7 @@ def test_hung_replicas_share_one_limit(pool_of: Any) -> None:
 
 
 def test_new_ranks_and_new_replicas_form_the_group_again(pool_of: Any) -> None:
-    """Two replicas of three workers and rank 0: seven in the group."""
+    """Form a group of two replicas of three workers and rank 0: seven members."""
     joined: list[int] = []
     learner: Any = SimpleNamespace(
         version=1, starts=1, weights=dict, send=lambda _: None, open_store=lambda: ("here", 1)

@@ -1,4 +1,4 @@
-"""Losses at awkward moments: while no replica is there, before a successor has told of itself, after a long silence."""
+"""Losses at awkward moments: without any replica, before a successor has reported, after a long silence."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FACTS = SimpleNamespace(max_context=64, host="here", pid=1, adapters=False, devi
 
 
 class Remote:
-    """An actor's method as the pool calls it; what comes of the call is decided where it is waited for."""
+    """An actor's method as the pool calls it. The result of a call is decided when it is waited for."""
 
     def __init__(self, name: str, asked: list[str]) -> None:
         self._name, self._asked = name, asked
@@ -36,7 +36,7 @@ def pool_of(
     asked: list[str] | None = None,
     **options: Any,
 ) -> engine_pool.EnginePool:
-    """A pool of one; ``answer`` tells what each call gives, by its name, which is added to ``asked``."""
+    """Return a pool of one. ``answer`` gives the result of each call by its name, which is appended to ``asked``."""
     ray = SimpleNamespace(put=id, kill=id, wait=wait)
     monkeypatch.setattr(engine_pool, "ray", ray)
     monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_, **__: answer(call))
@@ -53,7 +53,7 @@ def died() -> Any:
 def test_the_context_is_known_while_the_only_replica_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = pool_of(monkeypatch, lambda call: died() if call == "load" else FACTS)
     assert pool.max_context == 64
-    pool.load_weights({}, 1)  # the replica dies of it
+    pool.load_weights({}, 1)  # this call kills the replica
     assert len(pool.lost) == 1
     assert pool.replicas == (None,)
     assert pool.max_context == 64
@@ -96,7 +96,7 @@ def test_successors_that_die_before_they_told_of_themselves_are_losses(
 
 
 def test_a_successor_is_given_the_present_weights_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of the weights of the steps in which it starts waits for it, and older ones are never the last it takes."""
+    """Weights of the steps in which a successor starts do not wait for it, and it never ends up with older ones."""
     asked: list[str] = []
     pool = pool_of(monkeypatch, lambda call: FACTS if call == "start" else [], asked=asked)
     pool.load_weights({}, 0)
@@ -107,7 +107,7 @@ def test_a_successor_is_given_the_present_weights_once_it_is_there(monkeypatch: 
     assert asked == []
     assert pool._wait(0.0)
     assert asked == ["load"]
-    pool.load_weights({}, 4)  # while it takes those of version 3
+    pool.load_weights({}, 4)  # while it loads those of version 3
     assert pool._wait(0.0)
     assert asked == ["load", "load"]
     assert pool.replicas == (None,)
@@ -117,7 +117,7 @@ def test_a_successor_is_given_the_present_weights_once_it_is_there(monkeypatch: 
 
 
 def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A learner's step that is longer than ``timeouts.generate`` is no replica's fault."""
+    """A learner's step that is longer than ``timeouts.generate`` is not the replica's fault."""
     now = 0.0
 
     def wait(calls: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
@@ -138,7 +138,7 @@ def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPa
 
 
 def test_what_has_arrived_of_an_open_group_outlives_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A resumed run asks for the missing sample alone, on a pool as in one process."""
+    """A resumed run requests only the missing sample, on a pool as in one process."""
     asked = request(0, [5], size=2)
     arrived = completion([7, 8], text="78", policy_version=3)
     collected = ([(0, 1, arrived)], 0.0, 0.0)
@@ -153,5 +153,5 @@ def test_what_has_arrived_of_an_open_group_outlives_the_run(monkeypatch: pytest.
     assert group.done[1].tokens.tolist() == [7, 8]
     assert group.done[1].policy_version == 3
     resumed = pool_of(monkeypatch, lambda call: FACTS)
-    resumed.resume({"orders": 1}, [asked])  # of one process, whose caches are of no use here
+    resumed.resume({"orders": 1}, [asked])  # state of a single process, whose caches cannot be used here
     assert resumed._slots[0].assigned == {0: {0, 1}}

@@ -1,4 +1,4 @@
-"""`rollout.max_staleness` on a pool of two replicas, through the training loop: versions, order, what a kill costs."""
+"""`rollout.max_staleness` on a pool of two replicas, through the training loop: versions, order, cost of a kill."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ TIMES = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/", 
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: nothing of the run gets to say a word."""
+    """Stand-in for SIGKILL: no handler of the run may catch it."""
 
 
 class Watching(NullObserver):
-    """Calls ``act`` after every step, while the next ones' responses are under way."""
+    """Observer that calls ``act`` after every step, while the responses of the next ones are under way."""
 
     def __init__(self, act: Callable[[int], None]) -> None:
         self._act = act
@@ -44,13 +44,13 @@ class Watching(NullObserver):
 
 @pytest.fixture(scope="session")
 def recipe(make_recipe: Callable[..., TrainConfig]) -> Callable[..., TrainConfig]:
-    """Few rows, so that responses wait and are under way whenever new weights come."""
+    """Return a recipe with few rows, so that responses wait and are under way whenever new weights come."""
 
     def make(staleness: int, cluster: dict[str, Any] | None = CLUSTER) -> TrainConfig:
         return make_recipe(
             cluster,
             rollout={"max_rows": 1, "memory_limit_mb": 64, "max_staleness": staleness},
-            # a random model solves nothing: entropy alone moves the weights, so that there are versions to tell apart
+            # a random model solves nothing: only entropy moves the weights, so that versions differ
             entropy={"controller": "fixed", "alpha": 0.5},
             algorithm={"reject_zero_advantage": False, "correction": "tis"},
             optimizer={"learning_rate": 1e-3},
@@ -62,14 +62,14 @@ def recipe(make_recipe: Callable[..., TrainConfig]) -> Callable[..., TrainConfig
 
 
 def run(config: TrainConfig, output: Path, *, act: Callable[..., None] = lambda *_: None, resume: bool = False) -> Any:
-    """The loop to its end; returns the pool that it used. ``act(step, pool)`` is called after each step."""
+    """Run the loop to its end, and return its pool. ``act(step, pool)`` is called after each step."""
     from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.training.assemble import LocalParts
 
     pools: list[Any] = []
 
     class Parts(ClusterParts):
-        """Verdicts come from this process: a verifier pool on every node takes longer to start than the run."""
+        """Parts with verdicts from this process: a verifier pool on every node takes longer to start than the run."""
 
         def judge(self) -> Any:
             return LocalParts(config).judge()
@@ -105,7 +105,7 @@ def every_prompt_once(output: Path) -> None:
 
 
 def versions_make_sense(output: Path, staleness: int) -> None:
-    """Bound, histogram and gaps; the log-probs of responses of the newest weights alone are the learner's."""
+    """Check bound, histogram and gaps. Only log-probs of responses of the newest weights are the learner's."""
     rows = metrics(output)
     assert [row["queue/in_flight"] for row in rows] == [BATCH * min(staleness, n) for n in range(STEPS - 1, -1, -1)]
     assert rows[0]["staleness/max"] == 0

@@ -48,7 +48,7 @@ def engine(make_recipe: Callable[..., TrainConfig]) -> Any:
 
 
 class Driven:
-    """A started replica whose loop runs while a call of it is waited for."""
+    """A started replica whose loop runs while one of its calls is waited for."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self.runner = asyncio.Runner()
@@ -139,7 +139,7 @@ def test_probes_are_answered_beside_work_that_goes_on(replica: Driven, engine: A
 def test_new_weights_come_between_two_tokens_of_what_is_under_way(
     replica: Driven, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None has to end first: the weights are asked for in the third turn and sample from the fourth on."""
+    """No response has to end first: the weights are requested in the third turn and sample from the fourth on."""
     payload, turn, turns = payload_of(engine), engine.turn, 0
     loading: list[Any] = []
 
@@ -179,7 +179,7 @@ def test_what_the_engine_refuses_reaches_the_one_who_collects(replica: Driven, e
 
 
 async def until_ended(replica: Replica) -> int:
-    """Let the loop work until nothing is under way; how many samples wait to be collected."""
+    """Run the loop until nothing is under way, and return how many samples wait to be collected."""
     while replica._orders:
         await asyncio.sleep(0)
     return len(replica._ended)

@@ -1,4 +1,4 @@
-"""Judging on nodes: an item that never ends leaves its group, and a long queue is not taken for one."""
+"""Verification on nodes: an item that never ends leaves its group, and a long queue does not count as a hang."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def nodes(three_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes nodes whose judges take a second over a text that says so, and never come back from "stuck"."""
+    """Return a builder of nodes whose judges take a second over a text that says so, and hang at "stuck"."""
 
     class SlowActor(verifier_nodes.JudgeActor):  # local, so that it is sent to the nodes by value
         def judge(self, problem: Problem, response: str) -> Any:
@@ -56,11 +56,11 @@ def test_a_stuck_item_leaves_its_group_and_blocks_no_other(nodes: Callable[..., 
 
 
 def test_a_queue_longer_than_the_time_out_is_judged_whole(nodes: Callable[..., VerifierNodes]) -> None:
-    service = nodes(4.0, 1)  # one at a time on each of three nodes, each a second
+    service = nodes(4.0, 1)  # one at a time on each of three nodes, each takes a second
     texts = [f"slow {n % 2}" for n in range(24)]
     began = time.perf_counter()
     first, last = service.submit(problem(), texts[:12]), service.submit(problem(), texts[12:])
-    assert all(verdict.status != "worker_lost" for verdict in service.result(last))  # waits for the first's as well
+    assert all(verdict.status != "worker_lost" for verdict in service.result(last))  # waits for the first one's, too
     assert all(verdict.status != "worker_lost" for verdict in service.result(first))
     observed, spans = service.observations(), service.spans()
     assert sum(observed[f"cluster/verifier_{n}/judged"] for n in range(3)) == 24

@@ -1,6 +1,6 @@
-"""vLLM behind the pool, float32: two replicas sample what one samples, and report what the learner computes.
+"""vLLM in the pool, float32: two replicas sample what one samples, and report what the learner computes.
 
-The one is what is left when the other is killed.
+The one is the survivor after the other is killed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def requests() -> list[RolloutRequest]:
 def sampled(
     three_nodes: Any, make_recipe: Callable[..., TrainConfig]
 ) -> tuple[Any, dict[int, dict[tuple[int, int], Any]]]:
-    """A learner, and the completions of two replicas by (draw, sample), all with the learner's own weights.
+    """Return a learner, and the completions of two replicas by (draw, sample), all with the learner's weights.
 
-    ``WHOLE``; ``IN_FLIGHT``: they got new weights, as version 2, when three samples had arrived; ``KILLED``: one
-    was killed, by its process's number, when one had arrived.
+    ``WHOLE`` is undisturbed. In ``IN_FLIGHT`` the replicas got new weights, as version 2, after three samples. In
+    ``KILLED`` one was killed after one sample.
     """
     from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.models.loading import load_policy
@@ -54,7 +54,7 @@ def sampled(
     learner = make_learner(recipe, policy)
     with torch.no_grad():
         for weight in learner.weights().values():
-            weight *= 1.03  # other weights than those on disk
+            weight *= 1.03  # weights other than those on disk
     check = LogprobCheck(learner, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
     try:
@@ -80,7 +80,7 @@ def over_two_versions(pool: Any, weights: dict[str, torch.Tensor]) -> dict[tuple
 
 
 def with_a_kill(pool: Any) -> dict[tuple[int, int], Any]:
-    """Every sample of ``requests``, each of which came once."""
+    """Return every sample of ``requests``, each of which arrived once."""
     pool.submit(requests())
     samples = pool.finished_samples()
     first = next(samples)
@@ -101,12 +101,12 @@ def by_place(pool: Any) -> dict[tuple[int, int], Any]:
 
 
 def parted(one: dict[tuple[int, int], Any], other: dict[tuple[int, int], Any]) -> list[tuple[int, int]]:
-    """Samples that are not the same, which a near-tie may explain."""
+    """Return samples that differ by a near-tie. Other differences fail."""
     return [place for place, c in one.items() if c.tokens.tolist() != other[place].tokens.tolist()]
 
 
 def test_new_weights_come_to_replicas_that_work_and_what_is_under_way_goes_on(sampled: Any) -> None:
-    """The same weights under a new version: the same samples, each there once, versions that only grow."""
+    """Load the same weights as a new version: the same samples, each once, and versions that only increase."""
     _, found = sampled
     assert set(found[IN_FLIGHT]) == set(found[WHOLE])
     assert len(parted(found[WHOLE], found[IN_FLIGHT])) <= 1
@@ -116,7 +116,7 @@ def test_new_weights_come_to_replicas_that_work_and_what_is_under_way_goes_on(sa
 
 
 def test_a_replica_killed_while_it_generates_costs_no_sample(sampled: Any) -> None:
-    """Its samples are the other's, with the same tokens, and all of the newest weights."""
+    """The other replica makes its samples, with the same tokens, and all of the newest weights."""
     _, found = sampled
     assert set(found[KILLED]) == set(found[WHOLE]) == {(draw, index) for draw in range(6) for index in range(4)}
     assert len(parted(found[WHOLE], found[KILLED])) <= 1

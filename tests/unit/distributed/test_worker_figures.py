@@ -1,4 +1,4 @@
-"""What replicas and verifier nodes tell of a step: seconds, tokens, queues, and when they had work."""
+"""Reports of replicas and verifier nodes about a step: seconds, tokens, queues, and working times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from magicrl_verifiers.records import make_verdict
 
 
 def test_overlapping_work_is_told_once() -> None:
-    """By hand: 1 to 3 and 2 to 4 are one, 4.5 follows within the pause of 0.5, 6 does not; 2.5 to 2.6 lies inside."""
+    """By hand: 1 to 3 and 2 to 4 are one, 4.5 follows within the pause of 0.5, 6 does not. 2.5 to 2.6 is inside."""
     intervals = [(6.0, 7.0), (2.0, 4.0), (4.5, 5.0), (1.0, 3.0), (2.5, 2.6)]
     assert merged(intervals, 0.5) == [(1.0, 5.0), (6.0, 7.0)]
     assert merged([], 0.5) == []

@@ -1,4 +1,4 @@
-"""What a worker writes is kept in a file that its error names, its last words too, and no secret among it."""
+"""Output of a worker: a file keeps all of it, the error names the file, and secrets are removed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _told(file: Path, enough: Callable[[str], bool]) -> str:
 
 def test_a_killed_workers_last_words_are_kept_without_secrets(tmp_path: Path) -> None:
     file = tmp_path / "run" / "workers" / "learner-0.log"
-    for _ in range(2):  # a successor's stand behind them
+    for _ in range(2):  # a successor appends to it
         done = subprocess.run(
             [sys.executable, "-c", WORKER, str(file)],
             env={**os.environ, "SOME_TOKEN": SECRET},

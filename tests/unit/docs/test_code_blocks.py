@@ -157,7 +157,7 @@ def run_script(text: str, folder: Path) -> str:
 
 @pytest.mark.slow
 def test_the_blocks_of_the_python_page_run(tmp_path: Path) -> None:
-    """In their order, in one folder; a tiny model stands for the reader's, and short runs for long ones."""
+    """Run them in their order, in one folder. A tiny model replaces the reader's, and short runs replace long ones."""
     problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=60, levels=[2])
     rows = [{"question": problem.prompt, "answer": problem.references[0]} for problem in problems]
     (tmp_path / "problems.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

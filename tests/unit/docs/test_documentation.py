@@ -1,4 +1,4 @@
-"""What the documentation says is true: examples in docstrings run, commands parse, links and paths exist."""
+"""Statements of the documentation: examples in docstrings run, commands parse, links and paths exist."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may name of a page: its headings as the site and the repository's host write them."""
+    """Return the possible link targets of a page: its headings as the site and the repository's host write them."""
     headings = re.findall(r"^#{1,3} (.+)$", text_of(page), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -75,7 +75,7 @@ def test_named_files_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_named_scripts_exist(page: Path) -> None:
-    """A page that names a script of an earlier commit names the commit."""
+    """A page that names a script of an earlier commit must name the commit."""
     text = text_of(page)
     names = re.findall(r"python -m ((?:benchmarks|tools)\.[\w.]+)", text)
     files = [f"{name.replace('.', '/')}.py" for name in names]
@@ -104,7 +104,7 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("command", commands())
 def test_training_commands_on_pages_load(command: str) -> None:
-    # What is the reader's own on the page: a loss, a recipe, and files named from the repository's root.
+    # names that belong to the reader: a loss, a recipe, and files relative to the repository's root
     own = {
         "my_loss.py": "examples/loss.py",
         "my_reward.py": "examples/reward.py",
@@ -135,12 +135,12 @@ def test_the_recipe_page_is_the_schema_and_explains_every_setting() -> None:
 def test_the_page_of_losses_has_every_built_in_as_it_is() -> None:
     rows = [
         re.findall(r"[^|]+", line)
-        for line in text_of(ROOT / "docs" / "reference" / "losses.md").splitlines()
+        for line in text_of(ROOT / "docs" / "guides" / "custom-parts.md").splitlines()
         if "| `" in line
     ]
     told = {row[0].strip(" `"): [cell.strip() for cell in row] for row in rows}
     for name, row in LOSSES.items():
-        if name != "nll":  # of the supervised start, refused in training
+        if name != "nll":  # belongs to the supervised start and is rejected in training
             clip = [] if row.clip is None else [float(eps) for eps in told[name][3].split(", ")]
             assert clip == list(row.clip or ()), name
             assert f"`{row.reducer.__name__}`" in told[name], name

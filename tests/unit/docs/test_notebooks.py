@@ -1,6 +1,6 @@
-"""The notebooks of `examples/notebooks` and the Python of the README run, and what cells end with can be shown.
+"""The notebooks of `examples/notebooks` and the Python of the README run, and the last value of a cell has a display.
 
-As in a kernel the cells share one namespace, inside a running event loop and without a terminal. It is not Jupyter's
+As in a kernel, the cells share one namespace, inside a running event loop and without a terminal. It is not Jupyter's
 kernel: magics would not work here, and none is used.
 """
 
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTEBOOKS = ROOT / "examples" / "notebooks"
-IN_ORDER = ("own_reward", "finished_run")  # the second reads what the first has made
+IN_ORDER = ("own_reward", "finished_run")  # the second one reads the run of the first
 KERNEL = """
 import ast, asyncio, json, sys
 from pathlib import Path
@@ -44,7 +44,7 @@ def cells(name: str) -> list[str]:
 
 
 def example(page: str) -> str:
-    """The first block of Python on a page."""
+    """Return the first block of Python on a page."""
     return (ROOT / page).read_text().split("```python\n")[1].split("```")[0]
 
 

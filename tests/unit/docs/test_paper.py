@@ -1,4 +1,4 @@
-"""The index from the report to the code: each symbol imports, each test is there."""
+"""The index from the report to the code: each symbol can be imported, each test exists."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
-PAGE = (ROOT / "docs" / "evidence" / "paper.md").read_text()
+PAGE = (ROOT / "docs" / "evidence" / "paper.md").read_text().partition("\n## Departures\n")[0]
 ROWS = [row for row in re.findall(r"^\| (.+) \|$", PAGE, re.MULTILINE) if not row.startswith(("---", "the report"))]
 
 

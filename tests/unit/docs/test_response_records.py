@@ -1,4 +1,4 @@
-"""The record types between a sampled response and its loss are those that docs/reference/architecture.md lists."""
+"""Record types between a sampled response and its loss: exactly those listed in docs/reference/architecture.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record_types() -> Iterator[type]:
         names = [f"magicrl.{package}"]
         found = importlib.import_module(names[0])
         names += [f"{names[0]}.{module.name}" for module in pkgutil.iter_modules(getattr(found, "__path__", []))]
-        # head_triton needs Triton, which a CPU installation lacks. Neither holds records of a response.
+        # head_triton needs Triton, which a CPU installation lacks; neither module holds records of a response
         for module in map(importlib.import_module, [n for n in names if ".vllm" not in n and "triton" not in n]):
             for kind in vars(module).values():
                 own = isinstance(kind, type) and kind.__module__ == module.__name__
@@ -43,8 +43,8 @@ def parts(value: Any) -> Iterator[Any]:
 
 
 def test_a_response_meets_few_record_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first step of ``tiny``: a record counts if it holds a response, its tokens, or a record that counts."""
-    kept: list[Any] = []  # alive, so that no two objects have one id
+    """Run the first step of ``tiny``. A record counts if it holds a response, its tokens, or a record that counts."""
+    kept: list[Any] = []  # keeps objects alive, so that no two have one id
     known: set[int] = set()
     seen: set[str] = set()
 

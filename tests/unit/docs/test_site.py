@@ -1,4 +1,4 @@
-"""The site: what it takes from the source, and that it builds without a warning."""
+"""The site: content generated from the source, and a build without a warning."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert '<span class="pre">optimizer.<wbr>learning_<wbr>rate</span>' in settings
     assert '<span class="pre whole">group_size</span>' in settings
     assert "pre { white-space: pre-wrap; overflow-wrap: normal; }" in (tmp_path / "_static" / "site.css").read_text()
-    # nothing is fetched when a page is opened
+    # an opened page loads nothing
     scripts = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', first)
     styles = re.findall(r'<link[^>]* rel="stylesheet"[^>]* href="([^"]+)"', first)
     assert scripts
@@ -62,7 +62,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_every_health_rule_has_its_symptom_on_the_page() -> None:
-    page = (ROOT / "docs" / "guides" / "when-it-does-not-learn.md").read_text()
+    page = (ROOT / "docs" / "guides" / "preflight-and-explain.md").read_text()
     recorded = json.loads((ROOT / "tests" / "unit" / "training" / "recorded_health_runs.json").read_text())
     for rule in RULES:
         assert f"](../figures/symptoms/{rule.name}.svg)" in page

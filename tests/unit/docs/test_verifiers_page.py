@@ -1,5 +1,4 @@
-"""What docs/reference/maths-verifier.md says: its examples run, its steps and statuses exist, its figures are the
-measured ones."""
+"""docs/reference/maths-verifier.md: its examples run, its steps and statuses exist, its figures are measured."""
 
 from __future__ import annotations
 

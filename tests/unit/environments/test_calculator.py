@@ -1,4 +1,4 @@
-"""The calculator: values against Python's own, limits, both forms of a call, and what a hostile model may write."""
+"""The calculator: values compared with Python's, limits, both forms of a call, and hostile input."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_what_is_wrong_is_said(expression: str, error: str) -> None:
     )
 )
 def test_whole_numbers_agree_with_python(expression: str) -> None:
-    assert calculate(expression) == str(eval(expression, {"__builtins__": {}}))  # digits, signs and brackets only
+    assert calculate(expression) == str(eval(expression, {"__builtins__": {}}))  # only digits, signs and brackets
 
 
 @settings(max_examples=300, derandomize=True, deadline=None)
@@ -162,7 +162,7 @@ def test_both_forms_of_a_call_and_several_in_a_turn() -> None:
     assert begun().step(turn).observation == "758\n6"
     several = '<tool_call>[{"name": "calculator", "arguments": {"expression": "1+1"}}, {"name": "other"}]</tool_call>'
     assert read_calls(several) == ["1+1", None]
-    # arguments as a string of JSON, as OpenAI's API has them
+    # arguments as a JSON string, as in OpenAI's API
     assert read_calls(
         '<tool_call>{"name": "calculator", "arguments": "{\\"expression\\": \\"2*2\\"}"}</tool_call>'
     ) == ["2*2"]

@@ -1,4 +1,4 @@
-"""The guessing game: what it answers, what it pays, and that it takes whatever a model writes."""
+"""The guessing game: its answers, its rewards, and any input of a model."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_demonstrations_play_legally_in_the_vocabulary_and_often_lose() -> None:
         assert set(" ".join([problem.prompt, *texts]).split()) <= known
         game = Guessing()
         game.reset(problem)
-        # the environment answers as the demonstration says
+        # the environment answers as in the demonstration
         steps = [game.step(turn) for turn in texts[::2]]
         assert [step.observation for step in steps[:-1]] == list(texts[1::2])
         assert steps[-1].done

@@ -50,7 +50,7 @@ def test_reasoning_and_text_are_separate_from_calls() -> None:
         "<tool_call>[]</tool_call>",
         "[" * 100_000,
         "<tool_call>" * 10_000,
-        # of two calls one cannot be read: none is guessed
+        # one of two calls is unreadable: none is guessed
         '<tool_call>{"name": "price", "arguments": {}}</tool_call> <tool_call>price(pear)</tool_call>',
     ],
 )

@@ -118,7 +118,7 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
         for verdict in (found[0], *found[2:]):
             assert isinstance(verdict, Verdict)
             assert (verdict.outcome, verdict.status) == (Outcome.NOT_JUDGED, "environment_failed")
-        # a worker that was lost has been replaced, and this one's turns were played again in it
+        # a lost worker has been replaced, and the new one replayed this episode's turns
         assert isinstance(found[1], Step), found[1]
         told = [record.getMessage() for record in caplog.records]
         kinds = [line for line in told if "(not judged; further ones are only counted)" in line]

@@ -1,4 +1,4 @@
-"""Tasksets of ``verifiers`` against the real package: `toy_taskset.py` next to this file uses its own interface."""
+"""Tasksets of ``verifiers`` with the real package. `toy_taskset.py` in this folder uses the package's interface."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FILE = str(Path(__file__).with_name("toy_taskset.py"))
 def problems(**options: Any) -> list[Problem]:
     from magicrl.environments.verifiers_adapter import tasks
 
-    # as they reach a worker
+    # as they arrive at a worker
     return [replace(found, extra=json.loads(json.dumps(asdict(found)["extra"]))) for found in tasks(FILE, **options)]
 
 
@@ -55,7 +55,7 @@ def test_a_call_of_a_tool_is_answered_by_the_tasksets_server() -> None:
     call = '<tool_call>{"name": "shop_price", "arguments": {"item": "pear"}}</tool_call>'
     assert [one.step(call).observation for one in asked] == ["4", "4"]
     assert "unknown tool" in asked[0].step('<tool_call>{"name": "steal", "arguments": {}}</tool_call>').observation
-    # arguments that the tool's schema refuses are the model's mistake, which it reads
+    # arguments that the tool's schema rejects are the model's mistake, which it reads
     assert "item" in asked[0].step('<tool_call>{"name": "shop_price", "arguments": {}}</tool_call>').observation
     steps = [one.step("4") for one in asked]
     assert [(step.reward, step.metrics["tool_results"]) for step in steps] == [(1.0, 3.0), (1.0, 1.0)]
@@ -127,7 +127,7 @@ def test_it_plays_in_a_worker_and_what_fails_there_is_not_judged() -> None:
         assert "the shop burnt down" in raised.reason
         assert not isinstance(judged, Verdict)
         assert judged.reward == 1.0
-        # a reward that is no number judges nothing either
+        # a reward that is not a number counts as not judged
         (nonsense,) = pool.steps([(pool.begin(problems()[0]), "nonsense")])
         assert isinstance(nonsense, Verdict)
         assert "nan" in nonsense.reason

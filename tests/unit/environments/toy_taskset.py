@@ -1,4 +1,4 @@
-"""v1 tasksets of ``verifiers``, written with the package's own interface: one turn, shared tools, and a game."""
+"""v1 tasksets of ``verifiers``, written with the package's interface: one turn, shared tools, and a game."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Prices(vf.Toolset[vf.SharedToolsetConfig]):
 
     @vf.tool
     def price(self, item: str) -> str:
-        """The price of an item."""
+        """Return the price of an item."""
         return {"apple": "3", "pear": "4"}.get(item, "not sold")
 
 
@@ -55,7 +55,7 @@ class WordEnvConfig(vf.EnvConfig):
 
 
 class WordEnv(vf.Env[WordEnvConfig]):
-    """One turn; or, of a task without a prompt, guesses until the price is right."""
+    """One turn; for a task without a prompt, guesses until the price is right."""
 
     async def run(self, task: Any, agents: Any) -> None:
         if task.data.prompt is not None:

@@ -1,4 +1,4 @@
-"""Makes bad input, runs the command on it, and catches what a user sees."""
+"""Makers of bad input, which run the command on it and catch the message that a user sees."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ PROBLEMS = [
 
 @dataclass(frozen=True)
 class Desk:
-    """What the cases start from: a small model, and a finished run of the recipe on it."""
+    """Common starting point of the cases: a small model, and a finished run of the recipe on it."""
 
     start: Path
     finished: Path
 
     @classmethod
     def prepare(cls, root: Path) -> Desk:
-        """Make both in ``root``: some seconds."""
+        """Make both in ``root``, which takes some seconds."""
         (root / "sft.toml").write_text(SFT)
         start = run_sft(load_sft_recipe(root / "sft.toml"), root / "start").folder
         here = Path.cwd()
@@ -85,11 +85,11 @@ class Desk:
             run_training(load_train_recipe(Path("recipe.toml")), Path("run"), NullObserver(), resume=False)
         finally:
             os.chdir(here)
-        shutil.rmtree(root / "run" / "model")  # an interrupted run: the last checkpoint is all there is
+        shutil.rmtree(root / "run" / "model")  # an interrupted run has only the last checkpoint
         return cls(start=start, finished=root / "run")
 
     def lay_out(self, *, resumes: bool) -> None:
-        """The recipe, the start model, the problems, and the run where it is resumed, in the present folder."""
+        """Copy the recipe, the starting model, the problems, and if needed the run, into the current folder."""
         Path("recipe.toml").write_text(RECIPE)
         shutil.copytree(self.start, "start")
         write_problems(PROBLEMS)
@@ -103,28 +103,28 @@ def write_problems(records: Iterable[object], name: str = "problems.jsonl") -> N
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A bad input: what is changed before the command runs, in this order, and what the command must say.
+    """A bad input: changes before the command runs, in this order, and the expected message.
 
     Attributes:
-        title: what went wrong, in a user's words.
-        says: what the message must hold, whatever else it says: the place and the remedy.
-        status: the exit status.
-        resumes: starts from a finished run in ``run``.
-        arguments: the whole command line instead of ``magicrl train recipe.toml --output run`` and, where there is a
-            run, ``--resume``.
-        recipe: new texts in the recipe by the old ones.
-        write: files by name: their text, in Latin-1, or records, a line each.
-        problems: further records of the training set.
-        edit: keys of JSON files.
-        cut: a file of which only the first half arrived.
-        remove: a file that is missing.
-        call: a function of this module.
-        set: words behind ``--set``.
+        title: The mistake, in a user's words.
+        says: Required text of the message: the place and the remedy.
+        status: Expected exit status.
+        resumes: The case starts from a finished run in ``run``.
+        arguments: The whole command line instead of ``magicrl train recipe.toml --output run`` and, if there is a run,
+            ``--resume``.
+        recipe: New texts in the recipe by the old ones.
+        write: Files by name: their text, in Latin-1, or records, a line each.
+        problems: Further records of the training set.
+        edit: Keys of JSON files.
+        cut: A file that is truncated to its first half.
+        remove: A file that is missing.
+        call: A function of this module.
+        set: Words behind ``--set``.
     """
 
     title: str = ""
     says: Sequence[str] = ()
-    status: int = 1
+    status: int = 2
     resumes: bool = False
     arguments: Sequence[str] = ()
     recipe: Mapping[str, str] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class Case:
     set: Sequence[str] = ()
 
     def make(self) -> list[str]:
-        """Prepare the present folder; returns the command line."""
+        """Prepare the current folder and return the command line."""
         for old, new in self.recipe.items():
             text = Path("recipe.toml").read_text()
             assert old in text
@@ -164,7 +164,7 @@ class Case:
 
 
 def sections() -> dict[str, list[Case]]:
-    """The cases of ``error_cases.toml`` by the headings of the page."""
+    """Return the cases of ``error_cases.toml`` by the headings of the page."""
     with Path(__file__).with_name("error_cases.toml").open("rb") as file:
         return {heading: [Case(**row) for row in rows] for heading, rows in tomllib.load(file).items()}
 
@@ -177,7 +177,7 @@ def not_finite() -> None:
 
 
 def narrower_model() -> None:
-    """Another start model: half the intermediate size."""
+    """Replace the starting model by one with half the intermediate size."""
     config = Path("start/config.json")
     config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 32}))
     path = Path("start/model.safetensors")
@@ -191,7 +191,7 @@ def narrower_model() -> None:
 
 
 def forget_a_word() -> None:
-    """A tokenizer that does not know ``9``, though the problems hold it."""
+    """Replace the tokenizer by one without ``9``, though the problems contain it."""
     path = Path("start/tokenizer.json")
     document = json.loads(path.read_text())
     vocabulary = document["model"]["vocab"]
@@ -208,7 +208,7 @@ def forget_the_end_token() -> None:
 
 
 def download_without_weights() -> None:
-    """A hub cache in which a download was interrupted: config and tokenizer are there, weights are not."""
+    """Make a hub cache of an interrupted download: config and tokenizer are there, weights are not."""
     root = Path(os.environ["HF_HUB_CACHE"]) / "models--owner--name"
     snapshot = root / "snapshots" / ("0" * 40)
     shutil.copytree("start", snapshot)
@@ -218,7 +218,7 @@ def download_without_weights() -> None:
 
 
 def cut_download() -> None:
-    """The same with the first of the weights."""
+    """Make the same with the first of the weights."""
     download_without_weights()
     (weights,) = Path(os.environ["HF_HUB_CACHE"]).rglob("snapshots/*")
     whole = Path("start/model.safetensors").read_bytes()
@@ -226,7 +226,7 @@ def cut_download() -> None:
 
 
 def seen(case: Case, desk: Desk, folder: Path, printed: io.StringIO | None = None) -> tuple[int, str]:
-    """Exit status and standard error of the command on the case, run in the empty ``folder``."""
+    """Return exit status and standard error of the command on the case, run in the empty ``folder``."""
     before, errors = Path.cwd(), io.StringIO()
     hub = folder.parent / f"{folder.name}-hub"
     os.chdir(folder)

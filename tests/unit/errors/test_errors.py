@@ -1,4 +1,4 @@
-"""Bad input ends in one message that names the place and the remedy, and the page quotes it; no secret is written."""
+"""Bad input gives one message that names the place and the remedy, and the page quotes it. No secret is written."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_page_lists_no_other_errors() -> None:
 
 
 def quiet(case: Case, desk: Desk, folder: Path) -> dict[str, object]:
-    """``run.json`` of a case that is no error."""
+    """Return ``run.json`` of a case that is no error."""
     folder.mkdir()
     status, text = seen(case, desk, folder)
     assert status in FINISHED, text
@@ -77,7 +77,7 @@ def test_overlong_prompts_are_dropped_and_counted_where_asked(desk: Desk, tmp_pa
 
 
 def test_test_problems_are_left_out_of_training_and_counted(desk: Desk, tmp_path: Path) -> None:
-    # other spacing and another template make no other problem of one
+    # other spacing and another template do not make another problem
     held = Case(
         write={"test.jsonl": [{"problem": "L 8  1 0 8 0 5 1 0 0 :", "answer": "3"}]},
         recipe={
@@ -204,6 +204,45 @@ def test_the_remedy_with_a_placeholder_works_with_the_columns_name(desk: Desk, t
     assert quiet(replace(wrong, set=sets), desk, tmp_path / "right")["status"] == "finished"
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        "report nothere",
+        "report nothere --serve",
+        "watch nothere",
+        "explain nothere",
+        "explain nothere --step 2",
+        "runs nothere",
+        "push nothere me/name",
+        "eval --model nothere --benchmark problems.jsonl --output out",
+        "eval --model start --benchmark nothere.jsonl --output out",
+        "eval --compare nothere also-not",
+        "init --model start --data nothere.jsonl",
+        "init --model start --data problems.jsonl --prompt nocol",
+        "init --model start --data problems.jsonl --reward recipe.toml:score",
+        "init --model nothere --data problems.jsonl",
+        "train nothere.toml",
+        "train recipe.toml --reward rewards.py:missing",
+        "train recipe.toml --reward nothere.py:score",
+        "train recipe.toml --data nothere.jsonl",
+        "train recipe.toml --dry-run --data nothere.jsonl",
+        "preflight recipe.toml --set model=nothere",
+        "plan recipe.toml --gpu cpu-2core --set model=nothere",
+        "plan recipe.toml --gpu cpu-2core --hours 0",
+        "sft nothere.toml",
+        "recipes nothere",
+        "verify math --input nothere.jsonl --output out.jsonl",
+        "verify reward rewards.py:missing --input problems.jsonl --output out.jsonl",
+        "data import --input nothere.jsonl --output out",
+        "selfcheck --only nothere",
+    ],
+)
+def test_input_that_cannot_be_used_has_exit_status_2(words: str, desk: Desk, tmp_path: Path) -> None:
+    files: dict[str, str | list[object]] = {"rewards.py": "def score(problem, response):\n    return 1.0\n"}
+    status, text = seen(Case(arguments=words.split(), write=files), desk, tmp_path)
+    assert (status, text.splitlines()[0][:9] if text else "") == (2, "magicrl: "), text
+
+
 COMMANDS = {
     "train": ["train", "recipe.toml", "--output", "run"],
     "preflight": ["preflight", "recipe.toml"],
@@ -229,6 +268,6 @@ def test_init_preflight_and_train_refuse_the_same_tokenizers(
     many = [{"problem": f"L {a} {b} 3 0 1 0 0 0 0 :", "answer": "1"} for a in range(4) for b in range(4)]
     case = Case(arguments=COMMANDS[command], edit={"start/tokenizer_config.json": change}, problems=many)
     status, text = seen(case, desk, tmp_path)
-    assert status == 1
+    assert status == 2
     assert says in text
     assert not (tmp_path / "new.toml").exists()

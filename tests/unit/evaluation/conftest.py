@@ -1,4 +1,4 @@
-"""Problems in the words of the tiny models."""
+"""Problems in the vocabulary of the tiny models."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ROWS = [{"id": f"p{i}", "problem": f"what is {i % 3} + {i % 2} ?", "answer": i %
 
 @pytest.fixture
 def sums(tmp_path: Path) -> Path:
-    """Ten problems with one-digit answers."""
+    """Return ten problems with one-digit answers."""
     return write_lines(tmp_path / "sums.jsonl", ROWS)
 
 
 @pytest.fixture(scope="session")
 def same_sums(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same file for what is made once."""
+    """Return the same file for objects that are made once."""
     return write_lines(tmp_path_factory.mktemp("sums") / "sums.jsonl", ROWS)

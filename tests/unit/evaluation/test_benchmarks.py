@@ -1,6 +1,6 @@
-"""Benchmarks by name and from files: every form of record, the text around a prompt, and refusals.
+"""Benchmarks by name and from files: every form of record, the text around a prompt, and rejections.
 
-Tasks of reasoning-gym: refused with a remedy without the extra; with it, judged as the library judges.
+Tasks of reasoning-gym are rejected with a remedy without the extra. With it, the library's score decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def load(asked: str, **reading: Any) -> tuple[Problem, ...]:
 
 @pytest.fixture(scope="module")
 def verdicts() -> Iterator[Verdicts]:
-    """Judges pairs of a problem and a response, all in one pool."""
+    """Return verdicts on pairs of a problem and a response, all from one pool."""
     with VerifierPool() as pool:
 
         def judged(pairs: Iterable[tuple[Problem, str]]) -> list[bool]:
@@ -209,7 +209,7 @@ def packed(value: Any) -> str:
 
 
 def live(name: str, day: str, kind: str, cases: list[dict[str, str]], **more: Any) -> dict[str, Any]:
-    """A record in the schema of LiveCodeBench's ``code_generation_lite``."""
+    """Return a record in the schema of LiveCodeBench's ``code_generation_lite``."""
     cases = [{**case, "testtype": kind} for case in cases]
     return {
         "question_title": name,
@@ -249,7 +249,7 @@ def test_livecodebench_records_with_packed_private_tests(tmp_path: Path, verdict
     assert tests[1]["fn_name"] == "total"
     assert "standard input" in problems[0].prompt
     assert starter.strip() in problems[1].prompt
-    solution = starter + "    return sum(xs) + y\n"  # The sites do not import List either.
+    solution = starter + "    return sum(xs) + y\n"  # the sites do not import List either
     right = [program("print(2 * int(input()))"), program(solution)]
     assert verdicts(zip(problems, right, strict=True)) == [True, True]
     only_public = [program("input()\nprint(0)"), program(solution.replace("sum(xs) + y", "3"))]
@@ -262,7 +262,7 @@ def test_private_tests_that_hold_more_than_text_are_refused(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert unwrapped_text(packed("ä[1]")) == "ä[1]"
-    two = b"\x8c\x01a\x8c\x01b."  # Two texts; loading would give the second one.
+    two = b"\x8c\x01a\x8c\x01b."  # two texts; loading would give the second one
     with pytest.raises(ValueError, match="more than one text"):
         unwrapped_text(base64.b64encode(zlib.compress(two)).decode())
     monkeypatch.setattr(code_records, "MOST_BYTES", 1000)
@@ -299,7 +299,7 @@ def test_development_files_load_as_they_are(shared_data: Path) -> None:
 
 
 def test_aime_references_are_scored_right_on_written_out_solutions(shared_data: Path, verdicts: Verdicts) -> None:
-    """Zero-padded reference answers, one in degrees, and a set whose prompts do not require a box."""
+    """Use zero-padded reference answers, one in degrees, and a set whose prompts do not require a box."""
     pairs: list[tuple[Problem, str]] = []
     references: list[str] = []
     for name in ("aime24", "aime25"):

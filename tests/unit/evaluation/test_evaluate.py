@@ -1,4 +1,4 @@
-"""An evaluation from problems to results: it resumes to the sample, shards merge, another job is refused."""
+"""An evaluation from problems to results: it resumes to the sample, shards merge, another job is rejected."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def results(path: Path | None) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tiny_models: tuple[Path, Path], same_sums: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Results of the first model, in one go."""
+    """Return results of the first model, without an interruption."""
     return results(run(tiny_models[0], same_sums, tmp_path_factory.mktemp("whole")))
 
 

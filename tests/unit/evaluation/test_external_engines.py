@@ -1,4 +1,4 @@
-"""Options of engines outside this process: parsed from the command line, refused with a remedy."""
+"""Options of engines outside this process: parsed from the command line, rejected with a remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage and cost of an evaluation: tokens from the samples, times from the accounts of the calls."""
+"""Usage and cost of an evaluation: tokens from the samples, times from the records of the calls."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_an_account_is_there_before_its_call_ends(tmp_path: Path, monkeypatch: p
     assert ended["ended"]
     assert ended["gpu_seconds"] == pytest.approx(2 * ended["seconds"], abs=0.01)
     (tmp_path / "usage" / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match=r"broken\.json is no account"):
+    with pytest.raises(ValueError, match=r"broken\.json is no record of a call"):
         read_accounts(tmp_path / "usage")
 
 

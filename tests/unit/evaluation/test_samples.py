@@ -45,7 +45,7 @@ def row(name: str, sample: int, outcome: str = "correct", **changes: Any) -> Sam
 
 
 class Scripted:
-    """Engine whose answers are a function of (draw, sample), on which the job may rely."""
+    """Engine whose answers depend only on (draw, sample)."""
 
     max_context = 100
     policy_version = 0
@@ -102,7 +102,7 @@ def test_a_job_that_stops_anywhere_goes_on_to_the_sample(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         run(cut, Scripted(stop_after=7))
     with cut.open("a") as file:
-        file.write('{"problem": "p4", "sam')  # a line cut off by a kill
+        file.write('{"problem": "p4", "sam')  # a line truncated by a kill
     again = Scripted()
     assert run(cut, again)[0] == (7, 20)
     assert sum(len(request.indices) for request in again.asked) == 13, "nothing is generated twice"

@@ -47,7 +47,7 @@ def test_accuracy_against_the_limit_by_hand() -> None:
 
 
 def test_efficiency_is_the_accuracy_at_the_limit_that_costs_so_many_tokens() -> None:
-    """At limit 30 responses cost (10 + 30) / 2 and (20 + 30) / 2 tokens, so 22.5; at 29 they cost 22."""
+    """At limit 30, responses cost (10 + 30) / 2 and (20 + 30) / 2 tokens, so 22.5 on average; at 29 they cost 22."""
     assert limit_for_mean_length(PROBLEMS, 22.5) == 30
     assert limit_for_mean_length(PROBLEMS, 22.4) == 29
     at = accuracy_at_mean_length(PROBLEMS, 22.5)
@@ -74,7 +74,7 @@ def test_curves_over_samples_match_enumeration() -> None:
             most = max(group.count(answer) for answer in group)
             winners = {answer for answer in group if group.count(answer) == most}
             majority.append(("4" in winners) / len(winners))
-        tolerance = 1e-9 if k in (1, 5) else 0.04  # between, maj@k is the mean of 2000 draws
+        tolerance = 1e-9 if k in (1, 5) else 0.04  # in between, maj@k is the mean of 2000 draws
         assert found[k]["majority"]["mean"] == pytest.approx(np.mean(majority), abs=tolerance)
 
 

@@ -43,7 +43,7 @@ def test_one_sample_a_problem_gives_nearly_the_binomial_interval() -> None:
 
 
 def test_many_samples_of_few_problems_do_not_shrink_the_interval() -> None:
-    # ten problems, each all right or all wrong: a thousand samples each change nothing
+    # ten problems, each all correct or all wrong: a thousand samples each change nothing
     result = share([1.0] * 5 + [0.0] * 5)
     assert result.high - result.low > 0.5
 
@@ -93,7 +93,7 @@ def test_nothing_judged_is_an_error() -> None:
 
 
 def test_problems_of_one_cluster_count_once() -> None:
-    """Every problem twice: the same mean and, except for G/(G-1) and Student's quantile, the error of each once."""
+    """Use every problem twice: the same mean and, except for G/(G-1) and Student's quantile, the error of each once."""
     once = np.random.default_rng(0).binomial(8, 0.4, size=40) / 8
     twice, names = np.tile(once, 2), [f"p{i}" for i in range(40)] * 2
     alone, together, naive = share(once), share(twice, names), share(twice)

@@ -1,4 +1,4 @@
-"""Verdicts: hand-computed tests, Holm's correction, and every shipped predicate against a counter-example."""
+"""Verdicts: hand-computed tests, Holm's correction, and every shipped predicate with a counter-example."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ STEPS = 200
 
 
 def run_with(measures: Mapping[str, float]) -> dict[str, Any]:
-    """A result whose measures have these values."""
+    """Return a result whose measures have these values."""
     curves: dict[str, list[float]] = {"tokens": [1000.0 * s for s in range(1, STEPS + 1)]}
     tests: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for text, value in measures.items():
@@ -42,7 +42,7 @@ def run_with(measures: Mapping[str, float]) -> dict[str, Any]:
             curves["entropy"] = [0.0] + [1.0] * held + [0.0] * (STEPS - 1 - held)
         elif kind == "drop":
             curves[curve] = [2.0] * (STEPS // 2) + [2.0 - value] * (STEPS // 2)
-        elif kind == "spread":  # up and down by as much has that standard deviation
+        elif kind == "spread":  # alternating by this much gives that standard deviation
             curves[curve] = [1.0 + value * (-1) ** step for step in range(STEPS)]
         elif text.startswith("test@"):
             tests["after"]["1.0" if text == "test@best" else text.removeprefix("test@")] = value
@@ -61,7 +61,7 @@ def _steps_of(place: str) -> slice:
 
 
 def study(values: Mapping[str, Mapping[str, float]], starts: int = 6) -> dict[str, dict[tuple[int, int], Any]]:
-    """Runs of arms, ``{arm: {measure: value}}``, with a little spread between starts."""
+    """Return runs of variants, ``{variant: {measure: value}}``, with a small spread between starting models."""
     noise = np.random.default_rng(0).normal(size=(len(values), starts))
     return {
         arm: {
@@ -73,14 +73,14 @@ def study(values: Mapping[str, Mapping[str, float]], starts: int = 6) -> dict[st
 
 
 def verdict_on(claim: Claim, values: Mapping[str, Mapping[str, float]], starts: int = 6) -> Verdict:
-    """By its test alone: the made-up runs have what the claim measures, its premise is tried by itself."""
+    """Return the verdict by its test. The made-up runs measure everything, and premises have a separate test."""
     always = Premise(says="", arm=claim.arms()[0], measure=claim.measure, direction="above", bound=-1e9)
     claim = claim.model_copy(update={"premise": always})
     return decide([claim], {claim.id.split(".")[0]: study(values, starts)})[0]
 
 
 def satisfied_and_not(claim: Claim) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
-    """Values of the arms' measures under which the claim is plainly true, and plainly false."""
+    """Return values of the variants' measures under which the claim is clearly true, and clearly false."""
     unit = 100_000.0 if claim.measure.startswith("tokens:") else 60.0 if claim.measure.startswith("steps:") else 0.4
     low, high = 0.2 * unit, unit
     if isinstance(claim, LevelClaim):
@@ -111,7 +111,7 @@ def satisfied_and_not(claim: Claim) -> tuple[dict[str, dict[str, float]], dict[s
 
 
 def _two(one: dict[str, dict[str, float]], other: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """Both, of one arm or of two."""
+    """Return two variants, or one variant twice."""
     return {arm: {**one.get(arm, {}), **other.get(arm, {})} for arm in (*one, *other)}
 
 
@@ -121,7 +121,7 @@ SHIPPED = [claim for suite in SUITES for ablation in shipped_ablations(suite) fo
 @pytest.mark.parametrize("claim", SHIPPED, ids=lambda claim: claim.id)
 def test_every_shipped_claim_can_hold_and_can_fail(claim: Claim) -> None:
     good, bad = satisfied_and_not(claim)
-    for values in (good, bad):  # the made-up runs have the values that they should have
+    for values in (good, bad):  # the made-up runs have the intended values
         for arm, measures in values.items():
             for text, value in measures.items():
                 got = parse_measure(text)(run_with(measures))
@@ -140,7 +140,7 @@ EQUAL = EqualClaim(id="6.e", says="", measure="test@1.0", arm="a", than="b", mar
 
 
 def runs(a: list[float], b: list[float], seeds: int = 1) -> dict[str, dict[str, dict[tuple[int, int], Any]]]:
-    """Values by start, with ``seeds`` of them in a row from each."""
+    """Return values by starting model, with ``seeds`` consecutive ones from each."""
     return {
         "6": {
             arm: {divmod(row, seeds): run_with({"test@1.0": v}) for row, v in enumerate(values)}
@@ -164,7 +164,7 @@ def test_a_difference_is_students_test_of_the_pairs_against_the_bar() -> None:
 
 
 def test_the_start_is_the_unit_not_the_run() -> None:
-    a = [0.7, 0.9, 0.6, 0.8, 0.8, 1.0]  # three starts of two seeds: means .8, .7, .9
+    a = [0.7, 0.9, 0.6, 0.8, 0.8, 1.0]  # three starting models of two seeds each: means .8, .7, .9
     verdict = decide([DIFFERENCE], runs(a, [0.5] * 6, seeds=2))[0]
     assert (verdict.starts, verdict.seeds) == (3, 6)
     assert verdict.spread == pytest.approx(0.1), "of .3, .2, .4"
@@ -179,7 +179,7 @@ def test_the_start_is_the_unit_not_the_run() -> None:
 def test_does_not_hold_is_a_corrected_test_too() -> None:
     short = runs([0.61, 0.611, 0.609, 0.61], [0.6, 0.6, 0.6, 0.6])
     assert decide([DIFFERENCE], short)[0].decision == "does not hold"
-    almost = runs([0.66, 0.6, 0.63, 0.57], [0.6] * 4)  # mean .015: p .077 that it fails
+    almost = runs([0.66, 0.6, 0.63, 0.57], [0.6] * 4)  # mean .015: p .077 for failing
     assert decide([DIFFERENCE], almost)[0].decision == "undecided"
     others = [DIFFERENCE.model_copy(update={"id": f"6.{i}"}) for i in range(40)]
     near = runs([0.62, 0.6, 0.61, 0.59], [0.6] * 4)
@@ -189,7 +189,7 @@ def test_does_not_hold_is_a_corrected_test_too() -> None:
 
 
 def test_a_look_takes_its_share_of_the_error() -> None:
-    pair = runs([0.62, 0.6, 0.61, 0.59], [0.6] * 4)  # p .0030 that it fails: twice that is below 0.05 / 4, not / 10
+    pair = runs([0.62, 0.6, 0.61, 0.59], [0.6] * 4)  # p .0030 for failing: twice that is below 0.05 / 4, not / 10
     assert decide([DIFFERENCE], pair, looks=4)[0].decision == "does not hold"
     assert decide([DIFFERENCE], pair, looks=10)[0].decision == "undecided"
 
@@ -226,7 +226,7 @@ def test_an_unmet_premise_leaves_a_claim_undecided() -> None:
 
 
 def test_every_shipped_premise_is_measured_and_can_fail() -> None:
-    """No premise is met by whatever was run: a value on its other side leaves the claim undecided."""
+    """Check that no premise holds for every run: a value on its other side leaves the claim undecided."""
     for claim in SHIPPED:
         premise = claim.premise
         own, other = premise.measure, premise.than_measure or premise.measure
@@ -256,7 +256,7 @@ def test_only_units_that_both_arms_have_are_compared() -> None:
 
 
 def test_holm_by_hand() -> None:
-    # sorted .01 .02 .03 .04: times 4, 3, 2, 1 is .04 .06 .06 .04; each at least the one before
+    # sorted .01 .02 .03 .04: times 4, 3, 2, 1 is .04 .06 .06 .04; each at least the previous one
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([]) == []
 

@@ -1,4 +1,4 @@
-"""Measures are what their table says, by hand-computed values."""
+"""Measures by their definition in the table, with hand-computed values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RISING = [i / 10 for i in range(10)]  # steps 1 to 10: 0, 0.1, ..., 0.9
     ("text", "expected"),
     [
         ("accuracy@5", 0.4),  # steps 3 to 7
-        ("accuracy@1", 0.1),  # steps 1 to 3, there is nothing before
+        ("accuracy@1", 0.1),  # steps 1 to 3, since there is nothing earlier
         ("accuracy@10", 0.8),  # steps 8 to 10
         ("accuracy@start", 0.1),
         ("accuracy@late", 0.7),
@@ -30,7 +30,7 @@ RISING = [i / 10 for i in range(10)]  # steps 1 to 10: 0, 0.1, ..., 0.9
         ("fall:accuracy@5", 0.1 - 0.4),
         ("steps:accuracy>0.45", 8.0),  # steps 4 to 8 are the first five whose mean (0.5) is above
         ("tokens:accuracy>0.45", 800.0),
-        ("steps:accuracy>0.95", 10.0),  # never: as long as it lasted
+        ("steps:accuracy>0.95", 10.0),  # never reached: the length of the run
         ("tokens:accuracy>0.95", 1000.0),
         ("updates:accuracy>0.45", 32.0),
         ("accuracy@tokens:450", 0.4),  # spent at step 5
@@ -91,7 +91,7 @@ def test_a_collapse_comes_before_accuracy_is_won() -> None:
 
 
 def test_held_counts_from_the_first_step_below_the_target() -> None:
-    # the first two steps are the start; of the six from the crossing on, four lie above 0.2 - 0.02
+    # the first two steps are the beginning; of the six from the crossing on, four are above 0.2 - 0.02
     entropy: list[float | None] = [0.5, 0.3, 0.15, 0.1, 0.19, 0.25, 0.3, 0.185]
     assert parse_measure("held:0.2")(result(entropy=entropy)) == pytest.approx(4 / 6)
     assert parse_measure("held:0.05")(result(entropy=entropy)) == 1.0, "never below"

@@ -1,4 +1,4 @@
-"""Pages for readers: conditions, filled-in numbers, comparisons at equal cost, redrawn figures."""
+"""Pages for readers: conditions, inserted numbers, comparisons at equal cost, redrawn figures."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ MORE = DifferenceClaim(
 
 
 def row(accuracy: float, *, tokens_a_step: float = 100.0, updates_a_step: float = 1.0) -> dict[str, Any]:
-    """A run whose accuracy rises evenly to ``accuracy``."""
+    """Return a run whose accuracy rises evenly to ``accuracy``."""
     steps = range(1, STEPS + 1)
     return {
         "scale": "tiny",
@@ -198,7 +198,7 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
 def test_committed_verdicts_are_those_of_the_committed_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suite: str
 ) -> None:
-    """Pages are generated: whoever changes a definition or adds results runs `python -m studies report`."""
+    """Pages are generated: after a change of a definition or of results, run `python -m studies report`."""
     root = Path(__file__).parents[3]
     monkeypatch.chdir(root)  # where suites look for their results
     study = root / SUITES[suite].pages
@@ -210,7 +210,7 @@ def test_committed_verdicts_are_those_of_the_committed_results(
 
 def test_distances_are_paired_by_start_and_seed_and_told_in_points() -> None:
     units = {(start, seed): row(0.2 * start + 0.1 * seed) for start in range(3) for seed in range(2)}
-    # 10, 20 and 30 points below, the same from both seeds of a start, which are no further evidence
+    # 10, 20 and 30 points below; two seeds of one starting model are no further evidence
     lower = {(start, seed): row(0.2 * start + 0.1 * seed - 0.1 * (start + 1)) for start, seed in units}
     (found,) = distances({"on-policy": units, "reuse 4": lower}).values()
     assert found.effect == pytest.approx(-20)

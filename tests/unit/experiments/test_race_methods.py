@@ -1,4 +1,4 @@
-"""Methods of the race's final against values computed by hand, a published property, and a slow gradient."""
+"""Methods of the race's final compared with values by hand, a published property, and a slow gradient."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from magicrl.algorithms.losses import LossRow
 from magicrl.config.loader import load_train_recipe
 from studies.race import kl3, repo
 
-# one response a token: old probabilities, ratios, advantages
+# one response per token: old probabilities, ratios, advantages
 Q = [0.5, 0.5, 0.01, 0.01, 0.9, 0.9, 0.97, 0.97]
 RHO = [1.1, 0.7, 4.5, 0.45, 1.05, 0.4, 1.02, 1.02]
 A = [1.0, -1.0, 2.0, -2.0, 1.0, -1.0, 1.0, -1.0]
 
 
 def gradient(row: LossRow, rho: list[float], coefficients: Mapping[str, float] | None = None) -> list[float]:
-    """d objective / d log pi of each token, every token weighing 1."""
+    """Return d objective / d log pi of each token, every token with weight 1."""
     old = torch.tensor(Q, dtype=torch.float64).log()
     logprobs = (old + torch.tensor(rho, dtype=torch.float64).log()).requires_grad_()
     inputs = LossInputs(
@@ -41,7 +41,7 @@ def gradient(row: LossRow, rho: list[float], coefficients: Mapping[str, float] |
 
 
 def by_bounds(low: Callable[[float], float], high: Callable[[float], float], a: list[float] | None = None):
-    """The slow reference: rho A, 0 for a token that moved with its advantage beyond its bound, one by one."""
+    """Compute the slow reference: rho A, 0 for a token that moved with its advantage beyond its bound, one by one."""
     found: list[float] = []
     for q, rho, advantage in zip(Q, RHO, a or A, strict=True):
         gone = (advantage > 0 and rho > high(q)) or (advantage < 0 and rho < low(q))
@@ -59,7 +59,7 @@ def test_on_policy_every_row_is_the_plain_policy_gradient(name: str) -> None:
 
 def test_kl3_has_the_published_upper_end() -> None:
     assert kl3.upper_end(0.2) == pytest.approx(0.2308, abs=5e-5)  # the paper: about 0.231
-    for low in (0.05, 0.2, 0.5):  # both ends at the same rho - 1 - log rho
+    for low in (0.05, 0.2, 0.5):  # both ends have the same rho - 1 - log rho
         ends = (1 - low, 1 + kl3.upper_end(low))
         assert ends[1] - math.log(ends[1]) == pytest.approx(ends[0] - math.log(ends[0]), abs=1e-12)
     with pytest.raises(ValueError, match="clip_low"):
@@ -70,7 +70,7 @@ def test_kl3_has_the_published_upper_end() -> None:
 def observed(controller: EntropyController, entropies: list[float], name: str) -> list[float]:
     found: list[float] = []
     for entropy in entropies:
-        assert controller.coefficient(entropy) == 0  # no bonus: another actuator
+        assert controller.coefficient(entropy) == 0  # no bonus: another method controls entropy
         found.append(controller.coefficients(entropy)[name])  # type: ignore[attr-defined]
         kept = controller.state()
         controller.observe(entropy)

@@ -1,4 +1,4 @@
-"""From a definition to runs, results and pages: shared arms, seeds, budget, resumption, on models of a few weights."""
+"""From a definition to runs, results and pages: shared variants, seeds, budget, resumption, on very small models."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ premise = { says = "One learns.", arm = "one", measure = "rise@best", direction 
 
 @pytest.fixture
 def ablation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablation:
-    """An ablation whose supervised start takes two steps instead of 1,500."""
+    """Return an ablation whose supervised start takes two steps instead of 1,500."""
     whole = planning.load_sft_recipe
 
     def short(path: Path, overrides: list[str]) -> Any:
@@ -85,7 +85,7 @@ def test_a_file_is_an_ablation_for_each_of_its_families(tmp_path: Path) -> None:
 
 
 def result(run: PlannedRun, accuracy: float = 0.5) -> dict[str, Any]:
-    """A line as a run leaves it."""
+    """Return a line like a run's result."""
     return {
         "schema_version": 1,
         "key": run.key,
@@ -224,7 +224,7 @@ def test_a_study_is_done_in_processes_and_goes_on_where_it_stopped(ablation: Abl
     assert run_study(runs[:2], file, work, workers=2, tell=said.append) == 0
     assert set(read_results(file)) == {run.key for run in runs[:2]}
     assert not folder_of(runs[0].key, work).exists(), "a run folder that nothing goes on from is removed"
-    # the third goes on from the first, whose model has to be made again; its result is kept once
+    # the third continues from the first, whose model must be made again; its result is kept once
     assert run_study(runs, file, work, workers=2, budget_minutes=60, tell=said.append) == 0
     assert [json.loads(line)["key"] for line in file.read_text().splitlines()].count(runs[0].key) == 1
     assert len(read_results(file)) == 3

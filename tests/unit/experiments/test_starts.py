@@ -1,4 +1,4 @@
-"""The study over independent starts: its families, the screening of its starts, and its definition."""
+"""The study over independent starting models: its families, their screening, and its definition."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_rule_of_the_screening() -> None:
 
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Supervised starts of two steps."""
+    """Shorten supervised starts to two steps."""
     whole = planning.load_sft_recipe
 
     def load(path: Path, overrides: list[str]) -> Any:

@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format: what is written, what is gone on from, and what is refused."""
+"""LoRA adapters in PEFT's format: files, continuation, and rejected adapters."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TOKENS = torch.tensor([[3, 5, 4, 6, 2]])
 def learner(lora: LoraConfig | None = None, base: str = "") -> LocalLearner:
     config = TinyModelConfig(hidden_size=32, layers=2, heads=2, intermediate_size=48, max_context=64)
     model, tokenizer = make_tiny(config, [f"w{i}" for i in range(30)], 0)
-    model.name_or_path = base  # as where it is loaded from a folder
+    model.name_or_path = base  # as after loading from a folder
     return LocalLearner(model, LearnerSettings(model=ModelConfig(dtype="float32", lora=lora)), tokenizer=tokenizer)
 
 
@@ -45,7 +45,7 @@ def batch() -> TrainBatch:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A learner after two updates; ``base`` the model it began with, ``model`` what it wrote."""
+    """Return a learner after two updates. ``base`` is the model it started from, ``model`` the one it wrote."""
     folder = tmp_path_factory.mktemp("lora")
     learner().save_hf(folder / "base")
     one = learner(LORA, str(folder / "base"))

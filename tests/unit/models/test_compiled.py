@@ -69,7 +69,7 @@ def model_of(kind: str = "llama", dtype: torch.dtype = torch.float32) -> Any:
 
 
 def mixed_samples(seed: int, count: int = 12, shared: bool = True) -> list[TrainSample]:
-    """Responses of 1 to 30 tokens, three to a prompt or each with its own."""
+    """Return responses of 1 to 30 tokens, three to a prompt or each with a separate prompt."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(2, 40, size=rng.integers(2, 25)).tolist() for _ in range(count)]
     return [
@@ -98,7 +98,7 @@ def gradients(one: LocalLearner, samples: list[TrainSample]) -> dict[str, torch.
 
 
 def assert_equal_but_for_rounding(own: LocalLearner, other: LocalLearner, tolerance: float = 1e-5) -> None:
-    """Log-probs, gradients, and weights after an update, on prompts that are shared and on such that are not."""
+    """Compare log-probs, gradients, and weights after an update, on prompts that are shared and on others."""
     for seed, shared in ((0, True), (1, False)):
         samples = mixed_samples(seed, shared=shared)
         for mine, theirs in zip(own.logprobs(samples, 0.7), other.logprobs(samples, 0.7), strict=True):
@@ -127,7 +127,7 @@ def test_compiled_layers_give_the_same() -> None:
 
 @pytest.mark.slow
 def test_compiled_layers_in_bfloat16() -> None:
-    """As near to float32 as the model's own: what is computed in one kernel is rounded once."""
+    """Compare with float32: as close as the model's own layers, since one kernel rounds once."""
     exact, own, other = (
         learner(compile=c, dtype=dtype) for c, dtype in ((False, "float32"), (True, "bfloat16"), (False, "bfloat16"))
     )
@@ -163,7 +163,7 @@ for step in range(began, 4):
 
 @pytest.mark.slow
 def test_a_resumed_run_has_the_same_bits(tmp_path: Path) -> None:
-    """Another process, which finds nothing compiled, and whose first batch has other lengths."""
+    """Resume in another process, which has no compiled code, and whose first batch has other lengths."""
 
     def run(began: int, name: str, **environment: str) -> Any:
         folder = tmp_path / name

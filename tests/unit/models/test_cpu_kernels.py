@@ -1,4 +1,4 @@
-"""Kernels of decoding on a CPU: torch's attention and norms to bfloat16's rounding, and torch itself without them."""
+"""Kernels of decoding on a CPU: torch's attention and norms to bfloat16's rounding, and torch itself as a fallback."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ served = pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_ke
 
 @pytest.fixture
 def anew() -> Iterator[None]:
-    """Kernels are looked for again within the test, and after it."""
+    """Search for kernels again within the test, and after it."""
     cpu_kernels._found.cache_clear()
     yield
     cpu_kernels._found.cache_clear()
@@ -35,7 +35,7 @@ def anew() -> Iterator[None]:
     ("ratios", "speeds"), [([4, 2, 3, 7, 1, 6], (3, 6)), ([0.01, 5, 4, 3], (0.01, 4))], ids=["median", "emulated"]
 )
 def test_speed_of_bfloat16(ratios: list[float], speeds: tuple[float, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock by which each round's float32 products take that ratio of seconds and bfloat16's one second."""
+    """Use a clock by which each round's float32 products take that ratio of seconds, and bfloat16's one second."""
     readings = np.cumsum([seconds for ratio in ratios for seconds in (0, ratio, 0, 1)])
     clock = iter([float(reading) for reading in readings])
     threads: list[int] = []
@@ -77,7 +77,7 @@ class Step:
         self.scaling = dim**-0.5
 
     def attend(self, rows: int | None = None, rules: ScoreRules | None = None) -> Tensor:
-        """Of the first ``rows`` rows, or all."""
+        """Return the attention of the first ``rows`` rows, or of all."""
         part = slice(0, rows)
         context = DecodeAttention(
             self.cache,
@@ -89,7 +89,7 @@ class Step:
         return context.attend(0, *given, self.scaling, rules or ScoreRules())
 
     def expected(self) -> Tensor:
-        """torch's attention in float32, row by row; the new tokens have been filed by now."""
+        """Return torch's attention in float32, row by row. The new tokens must be in the cache."""
         found: list[Tensor] = []
         for row, (owner, prompt, held) in enumerate(zip(self.owners, self.prompt_lengths, self.held, strict=True)):
             keys, values = (
@@ -120,7 +120,7 @@ STEPS = {
 @served
 @pytest.mark.parametrize("name", STEPS)
 def test_attention_is_torchs_and_closer_to_float32(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within one rounding to bfloat16 of the float32 result, and nearer to it than torch's products in bfloat16."""
+    """Compare with the float32 result: within one rounding to bfloat16, and closer than torch in bfloat16."""
     step = Step(*STEPS[name])
     found = step.attend()
     expected = step.expected()
@@ -135,7 +135,7 @@ def test_attention_is_torchs_and_closer_to_float32(name: str, monkeypatch: pytes
 
 @served
 def test_a_rows_bits_are_its_own() -> None:
-    """Another number of rows or threads changes nothing."""
+    """Check that another number of rows or threads changes nothing."""
     step = Step((2, 3, 64), [70, 40], 20, 90)
     whole = step.attend()
     assert torch.equal(step.attend(7), whole[:, :7])
@@ -223,7 +223,7 @@ def test_sums_of_a_softmax_are_torchs(width: int) -> None:
 @pytest.mark.parametrize("width", [9, 304])
 def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
     x, (constant, slopes, pull) = torch.randn(5, width).mul(3).to(BF16), torch.randn(3, 5)
-    targets = torch.tensor([0, width - 1, 5, -2, width])  # the last two are another piece's
+    targets = torch.tensor([0, width - 1, 5, -2, width])  # the last two are in another piece
     z = x.double() * 0.7
     log_sums = z.logsumexp(-1)
     given = slopes.double()[:, None] if slope else torch.zeros(5, 1, dtype=torch.float64)
@@ -246,7 +246,7 @@ def test_other_tensors_are_not_served() -> None:
 
 @pytest.mark.usefixtures("anew")
 class TestMaking:
-    """The machine's compiler, or the lack of it."""
+    """The machine's compiler, or its absence."""
 
     @pytest.fixture(autouse=True)
     def home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

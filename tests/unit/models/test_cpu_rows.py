@@ -40,7 +40,7 @@ def tokens_of(context: PackedContext | SharedPromptContext) -> int:
 
 
 def reference(context: PackedContext | SharedPromptContext, given: Sequence[Tensor], scaling: float) -> Tensor:
-    """``[1, tokens, heads, dim]`` in float64, a sequence at a time, from the same table of sequences."""
+    """Return ``[1, tokens, heads, dim]`` in float64, one sequence at a time, from the same table of sequences."""
     queries, keys, source = context._sequences()
     keys = queries if keys is None else keys
     source = np.arange(sum(queries)) if source is None else source
@@ -71,7 +71,7 @@ def test_values_and_gradients_are_float64s_to_bfloat16s_rounding(name: str, head
     torch.testing.assert_close(out.double(), expected, rtol=2**-7, atol=2**-7)
     for found, each in zip(gradients, wanted, strict=True):
         assert float((found - each).double().norm() / each.double().norm()) < 5e-3
-    # of each token, too: a block that is left out would vanish in the norm of all
+    # also per token: a missing block would vanish in the norm of all
     off = (gradients[0] - wanted[0]).float().norm(dim=-1)
     assert float(off.max()) < 0.05 * float(wanted[0].float().norm(dim=-1).mean())
 
@@ -100,7 +100,7 @@ def test_bits_depend_on_neither_threads_nor_other_sequences() -> None:
 
 @served
 def test_a_prompts_keys_get_the_gradients_of_all_their_responses() -> None:
-    """Families are found by their first key, for any order of their sequences."""
+    """Families are recognised by their first key, for any order of their sequences."""
     places = np.r_[0:2, 2:5, 0:2, 5, 2:5, 6:8, 0:2, 8:12]
     _, source, bounds = CpuRow([2, 3, 1, 2, 4], [2, 3, 3, 5, 6], places)._tables
     assert bounds.tolist() == [0, 3, 5], "the first prompt with its two responses, the second with its one"
@@ -145,7 +145,7 @@ def test_which_layers_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not supports_row(q, v[..., :32], PLAIN, 10)
     monkeypatch.setattr(cpu_kernels, "library", lambda: None)
     assert not supports_row(q, v, PLAIN, 10)
-    out = PackedContext([10]).attend(0, *row_of((2, 1, 64), 10), 0.2)  # torch's
+    out = PackedContext([10]).attend(0, *row_of((2, 1, 64), 10), 0.2)  # torch's attention
     torch.testing.assert_close(
         out.double(), reference(PackedContext([10]), row_of((2, 1, 64), 10), 0.2), rtol=2**-6, atol=2**-6
     )
@@ -178,7 +178,7 @@ def test_layers_that_are_computed_anew_keep_attention(monkeypatch: pytest.Monkey
 
 @served
 def test_the_operator_is_sound() -> None:
-    """torch's own checks of an operator: schema, autograd registration."""
+    """Run torch's own checks of an operator: schema, autograd registration."""
     q, k, v = (x[0].detach().transpose(0, 1).requires_grad_() for x in row_of((2, 1, 32), 6))
     tables = CpuRow([4, 2])._tables
     torch.library.opcheck(attend_row, (q, k, v, *tables, 0.2), test_utils=("test_schema", "test_autograd_registration"))

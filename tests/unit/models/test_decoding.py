@@ -1,4 +1,4 @@
-"""The fused forward pass gives the logits of the model that it reads, and follows every change of its weights."""
+"""The fused forward pass gives the logits of its model, and follows every change of the weights."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ CONFIGS: dict[str, Any] = {
     "gemma": GemmaConfig(**SIZES, head_dim=16),
 }
 LENGTHS = (5, 9, 1, 40)
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}  # transformers takes some steps in float32 in any case
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}  # transformers computes some steps in float32 in any case
 
 
 def made(config: Any, dtype: torch.dtype) -> Any:
-    """A random model whose biases and norms are no zeros and ones."""
+    """Return a random model whose biases and norms are not zeros and ones."""
     register_attention()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=ATTENTION_NAME)
@@ -56,7 +56,7 @@ def inputs() -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def both(model: Any, fused: Any) -> tuple[Tensor, Tensor]:
-    """Logits of the fused pass and of the model's own."""
+    """Return the logits of the fused pass and of the model itself."""
     ids, places = inputs()
     output = model(
         input_ids=ids[None], position_ids=places[None], use_cache=False, attention_context=PackedContext(LENGTHS)
@@ -102,7 +102,7 @@ def test_a_float32_head_of_both_passes_is_the_product_of_the_same_weights(kind: 
     found, own = both(model, fused_decoder(model))
     assert rounded.dtype == dtype
     assert found.dtype == own.dtype == torch.float32
-    # the body is the same, so a rounding is all that is missing
+    # the body is the same, so only a rounding is missing
     torch.testing.assert_close(found, rounded.float(), rtol=torch.finfo(dtype).eps, atol=1e-3)
     assert not torch.equal(found, found.to(dtype).float())
 
@@ -110,10 +110,10 @@ def test_a_float32_head_of_both_passes_is_the_product_of_the_same_weights(kind: 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_weight_that_changes_is_followed(kind: str, dtype: torch.dtype) -> None:
-    """Each parameter in turn is written in place: packed copies and joined views must show it."""
+    """Write each parameter in place, in turn: packed copies and joined views must show it."""
     model = made(CONFIGS[kind], dtype)
     if dtype == torch.float16:
-        Float32Head.put_into(model)  # whose copy of the weight is one more
+        Float32Head.put_into(model)  # has another copy of the weight
     fused = fused_decoder(model)
     tolerance = 1e-6 if dtype == torch.float32 else 0.02
     last, _ = both(model, fused)
@@ -121,7 +121,8 @@ def test_every_weight_that_changes_is_followed(kind: str, dtype: torch.dtype) ->
         with torch.no_grad():
             parameter.add_(torch.randn_like(parameter) * 0.2)
         found, expected = both(model, fused)
-        assert not torch.equal(found, last) or name.endswith("k_proj.bias"), name  # softmax does not see that one
+        # The softmax cancels a key bias, so changing it must not change the logits.
+        assert not torch.equal(found, last) or name.endswith("k_proj.bias"), name
         assert float((found - expected).abs().mean()) < tolerance * float(expected.abs().max()), name
         last = found
 
@@ -139,7 +140,7 @@ def test_two_passes_over_one_model_share_its_weights() -> None:
 def test_other_models_keep_their_own_pass() -> None:
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     others = [
-        Gemma2Config(**SIZES, head_dim=16),  # soft-capped, norms behind attention
+        Gemma2Config(**SIZES, head_dim=16),  # soft-capped, norms after attention
         PhiConfig(**SIZES, partial_rotary_factor=0.5),
         MistralConfig(**SIZES, sliding_window=8),
         Qwen2Config(**SIZES, **window),

@@ -1,4 +1,4 @@
-"""The fused head against the plain formula on whole logits."""
+"""The fused head compared with the plain formula on whole logits."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def test_two_words_by_hand() -> None:
 
 
 def test_the_least_likely_words_left_out_by_hand() -> None:
-    # p = (4, 2, 1, 1) / 8: without the last two (2/3, 1/3) are left; without one of them the tie keeps both
+    # p = (4, 2, 1, 1) / 8: without the last two (2/3, 1/3) remain; without one of them the tie keeps both
     weight = torch.tensor([4.0, 2.0, 1.0, 1.0]).log()[:, None].requires_grad_()
     hidden, target = torch.ones(1, 1), torch.tensor([2])
     logprob, entropy = logprobs_and_entropies(hidden, weight, target, HeadOptions(entropy_clamp=0.5))
-    assert logprob.item() == pytest.approx(math.log(1 / 8))  # over all words
+    assert logprob.item() == pytest.approx(math.log(1 / 8))  # over all tokens
     expected = math.log(3) - 2 / 3 * math.log(2)
     assert entropy.item() == pytest.approx(expected, rel=1e-6)
     entropy.sum().backward()
@@ -120,13 +120,13 @@ def test_values_and_gradients_equal_the_plain_formula(
 
 @pytest.fixture
 def narrow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many pieces even where there are few words."""
+    """Make many pieces even for a small vocabulary."""
     monkeypatch.setattr(head, "_LEAST_WORDS", 4)
     monkeypatch.setattr(head, "_WIDEN_ROWS", 3)
 
 
 def test_pieces_by_hand(narrow_pieces: None) -> None:
-    # 2 x 10 logits at once: five tokens meet 4 words at a time (the least), so not all rows fit at once
+    # 2 x 10 logits at once: five tokens meet 4 vocabulary entries at a time (the minimum), so not all rows fit at once
     assert list(pieces(6, 10, 2)) == [
         (slice(0, 4), [slice(0, 5), slice(5, 6)]),
         (slice(4, 8), [slice(0, 5), slice(5, 6)]),
@@ -211,7 +211,7 @@ def test_all_logits_never_exist_at_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_float32_head_by_hand(dtype: torch.dtype) -> None:
-    """1 + 2^-8 is no number of bfloat16's, 1 + 2^-12 none of float16's, but both are sums of products of such."""
+    """Check a case by hand: 1 + 2^-8 has no bfloat16, 1 + 2^-12 no float16, but both are sums of such products."""
     small = 2.0**-8 if dtype == torch.bfloat16 else 2.0**-12
     hidden = torch.tensor([[1.0, small]], dtype=dtype)
     weight = torch.tensor([[1.0, 1.0], [1.0, 0.0]], dtype=dtype)

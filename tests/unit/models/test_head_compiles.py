@@ -1,4 +1,4 @@
-"""The head's kernels compile for Hopper and Ampere and spill no registers: no GPU is needed for that."""
+"""The head's kernels compile for Hopper and Ampere and spill no registers. The test needs no GPU."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 def compiled(kernel: str, dtype: torch.dtype, capability: int, tiles: Tiles, *, extras: bool, softcap: bool) -> Any:
-    """A kernel's machine code; ``extras``: a bias, entropies, and logits that are never rounded."""
+    """Return a kernel's machine code; ``extras``: a bias, entropies, and logits that are never rounded."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -43,7 +43,7 @@ def compiled(kernel: str, dtype: torch.dtype, capability: int, tiles: Tiles, *, 
     pointers = {"bias": "*fp32", "targets": "*i64"} | dict.fromkeys(("hidden", "weight", "out"), f"*{DTYPES[dtype]}")
     pointers |= dict.fromkeys(FLOATS, "*fp32")
     names = list(inspect.signature(function.fn).parameters)
-    # as a launch finds them: tensors and rows begin at multiples of 16 bytes
+    # alignment at a launch: tensors and rows begin at multiples of 16 bytes
     even = [i for i, name in enumerate(names) if name in pointers or name in ("hidden_row", "weight_row", "out_row")]
     source = ASTSource(
         fn=function,
@@ -68,7 +68,7 @@ class Room:
 def test_kernels_for_hopper_spill_no_registers(
     kernel: str, dtype: torch.dtype, extras: bool, softcap: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the tiles of its dtype, and on the tensor cores where the dtype has them."""
+    """Use the tiles of each dtype, and tensor cores where the dtype has them."""
     from magicrl.models.head_triton import tiles_for
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Room(232448))
@@ -77,7 +77,7 @@ def test_kernels_for_hopper_spill_no_registers(
     assert found.metadata.shared <= 232448
     assert ("wgmma" in found.asm["ptx"]) == (dtype != torch.float32)
     spilled = len(re.findall(r"\b(?:STL|LDL)\b", found.asm["sass"]))
-    # a handful around the loop costs nothing; where a tile does not fit they are thousands. The tiles are chosen with
+    # a handful around the loop costs nothing; a tile that does not fit causes thousands. The tiles were chosen with
     # Triton 3.6, that of the GPU builds of torch 2.11; 3.9 keeps up to 241 words of the statistics in memory
     assert spilled <= (16 if triton_release() < (3, 7) else 256), "registers of a tile are kept in memory"
 

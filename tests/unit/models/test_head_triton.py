@@ -1,4 +1,4 @@
-"""The head's Triton kernels against the torch path: on CUDA, or in Triton's interpreter.
+"""The head's Triton kernels compared with the torch path: on CUDA, or in Triton's interpreter.
 
 TRITON_INTERPRET=1 pytest tests/unit/models/test_head_triton.py      # needs triton, which CPU builds of torch lack
 """

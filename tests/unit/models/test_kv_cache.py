@@ -1,4 +1,4 @@
-"""The slot cache's two attentions give the logits of a plain forward, whatever the rows hold."""
+"""The slot cache's two attentions give the logits of a plain forward pass for any content of the rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CONFIG = Qwen3Config(**SIZES | {"num_hidden_layers": 3}, head_dim=12)
 
 @pytest.fixture
 def models() -> tuple[Any, Any]:
-    """The same float64 weights with magicrl's attention and with transformers' own."""
+    """Return the same float64 weights with magicrl's attention and with transformers'."""
     register_attention()
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(deepcopy(CONFIG), attn_implementation="sdpa").double().eval()
@@ -51,7 +51,7 @@ def logits_of(model: Any, ids: Tensor, places: Tensor, context: Any) -> Tensor:
 
 
 class Sequences:
-    """Prompts in slots and responses in rows, and the tokens that they hold."""
+    """Prompts in slots, responses in rows, and their tokens."""
 
     def __init__(self, model: Any, prompts: Sequence[int], rows: int, capacity: int) -> None:
         self.model = model
@@ -65,7 +65,7 @@ class Sequences:
         return torch.randint(0, 40, (count,), generator=self.generator)
 
     def prefill(self) -> Tensor:
-        """Logits of all prompts, which are packed by length."""
+        """Return logits of all prompts, which are packed by length."""
         packed: list[int] = sorted(range(len(self.prompts)), key=lambda slot: len(self.prompts[slot]))
         runs = [(length, list(slots)) for length, slots in groupby(packed, key=lambda slot: len(self.prompts[slot]))]
         ids = torch.cat([self.prompts[slot] for slot in packed])
@@ -75,7 +75,7 @@ class Sequences:
         return torch.cat([parts[slot] for slot in range(len(self.prompts))])
 
     def step(self) -> Tensor:
-        """One more token for each row; the logits after them."""
+        """Append one token to each row, and return the logits after it."""
         fresh = self.tokens(len(self.owners))
         held = np.array([len(r) for r in self.responses])
         prompts = np.array([len(self.prompts[slot]) for slot in self.owners])
@@ -99,8 +99,11 @@ class Sequences:
 def test_prefill_and_decode_equal_full_forwards(
     models: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, width: int
 ) -> None:
-    """Prompts of lengths 4, 1, 7, 4, 4 with 3, 1, 2, 1 and 1 responses: some start later, one ends with its prompt;
-    blocks narrower than prompts and responses, and wider: float64 logits within 1e-9 of plain forwards."""
+    """Compare float64 logits with plain forward passes, within 1e-9.
+
+    Prompts of lengths 4, 1, 7, 4 and 4 have 3, 1, 2, 1 and 1 responses. Some start later, and one ends with its prompt.
+    Blocks are narrower than prompts and responses, and wider.
+    """
     monkeypatch.setattr(kv_cache, "_PROMPT_BLOCK", width)
     monkeypatch.setattr(kv_cache, "_RESPONSE_BLOCK", width)
     monkeypatch.setattr(kv_cache, "_BLOCKS", 99)
@@ -113,7 +116,7 @@ def test_prefill_and_decode_equal_full_forwards(
     for step in range(9):
         if step == 4:
             held.start([0, 2, 4, 0])
-        if step == 6:  # row 1 ends; the last of its length takes its place, and so on down
+        if step == 6:  # row 1 ends; the last row of its length takes its place, and so on
             held.cache.responses.move([(7, 3, len(held.responses[7])), (3, 1, len(held.responses[3]))])
             for target, source in ((1, 3), (3, 7)):
                 held.responses[target], held.owners[target] = held.responses[source], held.owners[source]
@@ -136,7 +139,7 @@ def test_blocks_are_few_and_take_no_more_than_asked_for(models: tuple[Any, Any])
 
 
 class Odd(torch.nn.Module):
-    """Layers 1 and 3 attend, with other heads each; layer 2 has a state."""
+    """A model in which layers 1 and 3 attend with different heads, and layer 2 has a state."""
 
     def forward(self, attention_context: Any, **_: Any) -> None:
         for layer, heads in ((1, 1), (3, 2)):

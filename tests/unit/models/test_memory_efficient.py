@@ -1,4 +1,4 @@
-"""Layers that keep less for the backward pass: transformers' values and gradients, fewer bytes kept."""
+"""Layers that keep less for the backward pass: transformers' values and gradients, fewer bytes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def kept_bytes(model: Any) -> int:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
             seen[storage.data_ptr()] = storage.nbytes()
-            alive.append(tensor)  # or its address would be used again
+            alive.append(tensor)  # otherwise its address would be used again
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):

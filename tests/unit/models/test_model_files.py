@@ -1,4 +1,4 @@
-"""Rows read from weight files against the model that transformers loads whole."""
+"""Rows read from weight files, compared with the model that transformers loads whole."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def test_learner_and_engine_compute_what_plain_transformers_does(name: str) -> N
 
 @pytest.mark.parametrize("name", ["Qwen3.5", "Gemma 4"])
 def test_a_snapshot_holds_states_and_layers_of_every_shape(name: str) -> None:
-    """The responses continue in another engine with the tokens that they would have had."""
+    """The responses must continue in another engine with the same tokens."""
     model = model_cases.own_model(model_cases.plain_model(CASES[name]))
     asked = model_cases.requests([(11, 3, 20), (4, 2, 30), (9, 3, 12)])
 
@@ -104,7 +104,7 @@ MULTIMODAL: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def multimodal(name: str, folder: Path) -> Any:
-    """A random multimodal model in ``folder``, as transformers saves it."""
+    """Save a random multimodal model in ``folder``, as transformers does."""
     case, further = MULTIMODAL[name]
     config = AutoConfig.for_model(name, text_config=CASES[case].config(pad_token_id=0).to_dict(), **further)
     with torch.random.fork_rng(devices=[]):

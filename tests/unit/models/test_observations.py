@@ -71,7 +71,7 @@ TALK, CALCULATOR = (f"{__name__}:{kind.__name__}" for kind in (Talk, Calculator)
 
 @pytest.fixture(scope="module")
 def backend() -> Tokenizer:
-    """A byte-level BPE whose merges run over newlines, brackets and words, and the control tokens of three families."""
+    """Return a byte-level BPE whose merges span newlines, brackets and words, with three families' control tokens."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -89,7 +89,7 @@ def backend() -> Tokenizer:
 
 
 def tokenizer_with(backend: Tokenizer, template: str | None) -> PreTrainedTokenizerFast:
-    # Most control tokens are only in the vocabulary and in no setting, like Llama's headers.
+    # most control tokens are only in the vocabulary and in no setting, like Llama's headers
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(backend.to_str()), bos_token="<s>", eos_token="</s>"
     )
@@ -110,7 +110,7 @@ def asked(environment: str, *context: Message) -> Problem:
 
 
 def continued(tokenizer: PreTrainedTokenizerBase, problem: Problem, spoken: list[str]) -> list[int]:
-    """Prompt, turn, observation, turn, ..., observation, as they follow each other in an episode."""
+    """Return prompt, turn, observation, turn, ..., observation, as they follow each other in an episode."""
     encoder = PromptEncoder(tokenizer, 4000)
     tokens = encoder.encode(problem).tolist()
     for turn, observation in zip(spoken[::2], spoken[1::2], strict=True):
@@ -128,7 +128,7 @@ def rendered(
     return cast("list[int]", tokenizer(cast(str, text), add_special_tokens=False)["input_ids"])
 
 
-# texts whose ends merge with the template's own, and are what `trim` and `tojson` change
+# texts whose ends merge with the template's text, and which `trim` and `tojson` change
 SPOKEN = ["add(2, 3)", "\n5\n", "user", '  "7"\n\n', "so 12", "\n\n\nright"]
 
 
@@ -210,7 +210,7 @@ def test_a_long_observation_keeps_its_beginning_and_the_template(backend: Tokeni
     tokenizer = tokenizer_with(backend, QWEN)
     encoder, problem = PromptEncoder(tokenizer, 4000), asked(CALCULATOR)
     before, after = "\n<|im_start|>user\n<tool_response>\n", "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
-    # the template's own; the first token is the end of the turn, which the model wrote
+    # tokens of the template; the first one is the end of the turn, which the model wrote
     frame = len(tokenizer("<|im_end|>" + before)["input_ids"]) - 1 + len(tokenizer(after)["input_ids"])
     whole = encoder.observation(problem, "0#4#6#8#")
     assert encoder.observation(problem, "0#4#6#8#", len(whole)).tolist() == whole.tolist()

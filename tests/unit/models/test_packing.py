@@ -1,4 +1,4 @@
-"""Micro-batch plans, packed rows, attention inside each sequence, and prompts that are computed once."""
+"""Micro-batch plans, packed rows, attention inside each sequence, and shared prompts."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_plan_keeps_its_promises(seed: int) -> None:
     sizes = [sum(lengths[i] for i in part) for part in plan]
     assert all(size <= budget or len(part) == 1 for size, part in zip(sizes, plan, strict=True))
     shared = [size for size in sizes if size <= budget]
-    # no more micro-batches than samples of this size force, and none much fuller than the rest
+    # no more micro-batches than samples of this size require, and none much fuller than the others
     assert len(shared) <= sum(shared) / max(budget - 199, 1) + 1
     if len(shared) > 1:
         assert max(shared) - sum(shared) / len(shared) <= max(lengths)
@@ -79,7 +79,7 @@ def test_packed_batch_names_an_empty_sample() -> None:
 
 
 def separate_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], scaling: float) -> Tensor:
-    """Each sequence separately, by the formula."""
+    """Compute each sequence separately, by the formula."""
     outputs: list[Tensor] = []
     repeat = q.shape[1] // k.shape[1]
     for qs, ks, vs in zip(*(x[0].split(lengths, dim=1) for x in (q, k, v)), strict=True):
@@ -98,7 +98,7 @@ def separate_attention(q: Tensor, k: Tensor, v: Tensor, lengths: list[int], scal
 def test_attention_is_that_of_each_sequence_alone(lengths: list[int], kv_heads: int) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = [
-        # the layout that projections give: heads behind tokens, seen transposed
+        # the layout of projections: heads after tokens, transposed
         torch.randn(1, sum(lengths), heads, 8, dtype=torch.float64, generator=generator)
         .transpose(1, 2)
         .requires_grad_()
@@ -147,7 +147,7 @@ CONFIGS: dict[str, Any] = {
 
 
 def mixed_samples(seed: int = 0) -> list[TrainSample]:
-    """Groups with prompts of equal and of different lengths, one prompt drawn twice, responses of 1 to 30 tokens."""
+    """Return groups with prompts of several lengths, one of them drawn twice, and responses of 1 to 30 tokens."""
     rng = np.random.default_rng(seed)
     prompts = [rng.integers(2, 40, size=n).tolist() for n in (9, 9, 20, 1, 33)]
     return [
@@ -169,7 +169,7 @@ def model_of(kind: str, dtype: torch.dtype = torch.float64) -> Any:
 def results(
     model: Any, samples: list[TrainSample], *, share: bool, budget: int, checkpointing: int | None = None
 ) -> tuple[dict[int, np.ndarray], list[torch.Tensor], int]:
-    """Log-probs and entropies by sample, the gradient of a weighted sum of both, and the tokens computed."""
+    """Return log-probs and entropies by sample, the gradient of a weighted sum of both, and the tokens computed."""
     model.zero_grad()
     scorer = PolicyScorer(model, micro_batch_tokens=budget, share_prompts=share, checkpoint_above_tokens=checkpointing)
     found: dict[int, np.ndarray] = {}

@@ -18,7 +18,7 @@ def problem(text: str) -> Problem:
 
 
 def byte_tokenizer(*, template: str | None = None, begin: bool = False, end: bool = False) -> PreTrainedTokenizerFast:
-    """A byte-level tokenizer without merges: every byte a token, plus the control tokens of ChatML."""
+    """Return a byte-level tokenizer without merges: every byte a token, plus the control tokens of ChatML."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(BPE({symbol: i for i, symbol in enumerate(alphabet)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -1,4 +1,4 @@
-"""Router replay: the engine records the choice of every router, and the learner's tokens go to these experts."""
+"""Router replay: the engine records the choice of every router, and the learner sends tokens to these experts."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def sample(group: RolloutGroup, completion: Completion, **changes: Any) -> Train
 
 
 def plain_choices(model: Any, tokens: NDArray[Any]) -> NDArray[np.int64]:
-    """``[tokens, routers, k]`` by hooks on transformers' own routers, in ascending order."""
+    """Return ``[tokens, routers, k]`` by hooks on transformers' own routers, in ascending order."""
     found: list[torch.Tensor] = []
 
     def keep(module: Any, _given: Any, output: Any) -> None:
-        # Only Llama 4 gives scores and logits instead of indices
+        # only Llama 4 returns scores and logits instead of indices
         last = output[-1]
         found.append(last if not last.is_floating_point() else last.topk(module.top_k, dim=-1)[1])
 
@@ -59,7 +59,7 @@ def plain_choices(model: Any, tokens: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def other_choices(given: list[TrainSample], routers: int, k: int) -> list[TrainSample]:
-    """The samples with choices of nobody's: prompts alike have the same, as they are computed once."""
+    """Return the samples with random choices. Equal prompts have the same ones, since they are computed once."""
     rng, prompts = np.random.default_rng(5), dict[int, NDArray[Any]]()
 
     def drawn(tokens: int) -> NDArray[Any]:
@@ -74,7 +74,7 @@ def other_choices(given: list[TrainSample], routers: int, k: int) -> list[TrainS
 
 @pytest.mark.parametrize(("name", "further"), [*((name, {}) for name in MIXTURES), ("Qwen3-MoE", {"num_experts": 300})])
 def test_the_engine_tells_what_plain_transformers_chooses(name: str, further: dict[str, int]) -> None:
-    """Record of every token that the model reads: the prompt, once for its responses, and all but a response's last."""
+    """Compare the record of every token that the model reads: prompts, and responses without their last token."""
     plain = plain_model(CASES[name], **further)
     engine = make_engine(own_model(plain), experts=True)
     assert engine.capabilities.experts
@@ -89,13 +89,13 @@ def test_the_engine_tells_what_plain_transformers_chooses(name: str, further: di
             different += int((np.sort(answer.experts, -1) != expected).any((1, 2)).sum())
             tokens += len(whole)
     assert tokens > 200
-    # where two experts' scores are equal but for rounding either is right
+    # if two experts' scores differ only by rounding, either is correct
     assert different <= 2
 
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_the_learner_sends_each_token_where_its_record_says(name: str) -> None:
-    """Random choices, unlike those of the routers, in a plain pack, with shared prompts, and in separate passes."""
+    """Use random choices, unlike those of the routers, in a plain pack, with shared prompts, and in separate passes."""
     model = own_model(plain_model(CASES[name]))
     scorer = PolicyScorer(model, router_replay=True)
     layers, k = (2, 1) if name == "Llama 4 text" else (3, 2) if name == "DeepSeek-V3" else (4, 2)
@@ -171,7 +171,7 @@ def test_a_snapshot_holds_the_record() -> None:
 
 
 def test_what_goes_on_after_an_interruption_keeps_the_choices_that_sampled_it() -> None:
-    """With new weights the cache is recomputed with other experts, and the record of earlier tokens stays."""
+    """With new weights the cache is recomputed with other experts, and the record of earlier tokens remains."""
     model, other = (own_model(plain_model(CASES["Mixtral"])) for _ in range(2))
     with torch.no_grad():
         for parameter in other.parameters():
@@ -204,7 +204,7 @@ def test_turns_of_an_episode_keep_their_records_and_what_was_not_read_has_none()
     prompt, observed = 3, frozen_tokens([1, 2])
     first = with_turn(None, turn(4, prompt + 3, 1))
     asked_again = with_observation(first, observed, cut=False)
-    # the second turn's prompt is all that came before: its choices for what was read already do not count
+    # the second turn's prompt is the whole text so far: its choices for what was read before do not count
     whole = with_turn(asked_again, turn(2, prompt + 4 + 2 + 1, 3))
     assert whole.experts is not None
     assert whole.experts[:, 0, 0].tolist() == [1] * 6 + [3] * 4
@@ -216,7 +216,7 @@ def test_turns_of_an_episode_keep_their_records_and_what_was_not_read_has_none()
 
 
 def test_replay_brings_the_learner_to_the_sampler_where_rounding_moves_choices() -> None:
-    """In bfloat16 the gap of learner and sampler is smaller with the sampler's choices."""
+    """In bfloat16 the difference between learner and sampler is smaller with the sampler's choices."""
     found = model_cases.replayed(CASES["Mixtral"])
     assert found["tokens_moved"] > 0
     assert found["gap_replayed"] < found["gap"]

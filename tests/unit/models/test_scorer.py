@@ -1,4 +1,4 @@
-"""Models whose layers mix sequences that share a row are refused on every path, sound ones are not."""
+"""Models whose layers mix sequences of one row are rejected on every path, sound ones are not."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_attention_that_is_told_more_than_is_listened_to_is_refused(dtype: torch
     check_attention(model)
     attention.scaling = 0.1
     check_attention(model)
-    # a mask of its own, in transformers' plain attention only
+    # a special mask, only in transformers' plain attention
     own = attention.forward
     attention.forward = lambda *a, attention_mask=None, **k: own(
         *a, attention_mask=None if isinstance(attention_mask, torch.Tensor) else attention_mask, **k

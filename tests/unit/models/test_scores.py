@@ -24,7 +24,7 @@ def test_what_a_query_sees() -> None:
 
 
 def test_a_sink_and_a_cap_by_hand() -> None:
-    """Two keys of scores 0 and ln 3 with values 0 and 1, the second token's output."""
+    """Use two keys of scores 0 and ln 3 with values 0 and 1, and the second token's output."""
     q, k = torch.tensor([0.0, 1.0]), torch.tensor([0.0, np.log(3.0)])
     v = torch.tensor([0.0, 1.0])
     q, k, v = (x.view(1, 2, 1, 1).double() for x in (q, k, v))

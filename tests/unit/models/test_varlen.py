@@ -1,4 +1,4 @@
-"""The kernel for rows: the layers that it computes, its arguments, and results equal to those of buckets."""
+"""The kernel for rows: supported layers, its arguments, and results equal to those of buckets."""
 
 from __future__ import annotations
 
@@ -79,10 +79,10 @@ def test_what_a_context_sends_where(calls: Calls) -> None:
 
 
 def test_a_row_with_shared_prompts_by_hand(calls: Calls) -> None:
-    """Keys: both prompts, then each response's behind its prompt's; the empty response is left out."""
+    """Keys are both prompts, then each response's after its prompt's. The empty response is left out."""
     layout = SharedLayout(prompts=(2, 1), owners=(1, 0, 0), responses=(2, 0, 1))
     rows = torch.arange(6.0).view(1, 1, 6, 1).expand(1, 1, 6, 8).contiguous()
-    # all keys alike: a query has the mean of the values it sees
+    # all keys are equal: a query gets the mean of the visible values
     out = SharedPromptContext(layout).varlen.attend(torch.ones_like(rows), torch.ones_like(rows), rows, 1.0)
     assert calls[0] == [Call([0, 2, 3, 5, 6], [0, 2, 3, 6, 9], (2, 3), (-1, 0))]
     # the row: prompts 0 1 and 2, responses 3 4 of the second prompt and 5 of the first
@@ -90,7 +90,7 @@ def test_a_row_with_shared_prompts_by_hand(calls: Calls) -> None:
 
 
 def compared(context: PackedContext | SharedPromptContext, tokens: int, kv_heads: int, rules: ScoreRules) -> None:
-    """Outputs and gradients of the kernel and of buckets, in float64."""
+    """Return outputs and gradients of the kernel and of buckets, in float64."""
     generator = torch.Generator().manual_seed(0)
     given = [
         torch.randn(1, tokens, heads, 8, dtype=torch.float64, generator=generator).transpose(1, 2).requires_grad_()
@@ -126,7 +126,7 @@ def test_shared_prompts_are_those_of_buckets(
 
 
 def test_the_kernel_keeps_less_than_buckets(calls: Calls) -> None:
-    """Bytes of a layer's attention for its backward pass: no padding, and no query's copy."""
+    """Compare bytes that a layer's attention keeps for its backward pass: no padding, and no copy of a query."""
     layout = SharedLayout(prompts=(40,), owners=(0,) * 6, responses=(90, 35, 60, 88, 20, 71))
     tokens = sum(layout.prompts) + sum(layout.responses)
     given = [torch.randn(1, heads, tokens, 8).requires_grad_() for heads in (4, 2, 2)]
@@ -145,7 +145,7 @@ def test_a_prompts_gradients_are_added_before_they_are_rounded(calls: Calls) -> 
     query, key = torch.zeros(2, 1, 1, 4, 8, dtype=torch.bfloat16).requires_grad_()
     value = torch.zeros(1, 1, 4, 8, dtype=torch.bfloat16).requires_grad_()
     out = SharedPromptContext(layout).varlen.attend(query, key, value, 1.0)
-    # the prompt's value gets its own output's gradient and half of each response's: 1 + 3 * 2^-9
+    # the prompt's value gets its output's gradient and half of each response's: 1 + 3 * 2^-9
     weights = torch.tensor([1.0] + [2.0**-8] * 3).bfloat16().view(1, 4, 1, 1)
     (grad,) = torch.autograd.grad((out * weights).sum(), value)
     assert float(grad[0, 0, 0, 0]) == float(torch.tensor(1 + 3 * 2.0**-9).bfloat16()) > 1.0
@@ -169,7 +169,7 @@ def samples() -> list[TrainSample]:
 
 
 def results(kind: str, *, share: bool, checkpoint: int | None) -> tuple[list[Tensor], int]:
-    """Log-probs and gradients of a model, and its forward passes."""
+    """Return log-probs and gradients of a model, and its forward passes."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(CONFIGS[kind]).double()
     scorer = PolicyScorer(model, micro_batch_tokens=120, share_prompts=share, checkpoint_above_tokens=checkpoint)
@@ -192,7 +192,7 @@ def test_a_model_computes_what_it_does_in_buckets(
         found, passes = results(kind, share=share, checkpoint=checkpoint)
     layers = SIZES["num_hidden_layers"]
     assert len(backwards) == layers * passes
-    # what `PolicyScorer` probes comes first, in passes of few tokens; nothing is computed twice, checkpointed or not
+    # `PolicyScorer` first probes in passes of few tokens; nothing is computed twice, checkpointed or not
     assert len([call for call in forwards if call.query_ends[-1] > 30]) == layers * passes
     assert {call.window for call in forwards[-layers:]} == {(7, 0) if kind == "windows" else (-1, 0)}
     for ours, theirs in zip(found, expected, strict=True):

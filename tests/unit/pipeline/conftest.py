@@ -21,12 +21,12 @@ Rows = Iterable[dict[str, Any]]
 
 @pytest.fixture
 def write_rows(tmp_path: Path) -> Callable[[str, Rows], Path]:
-    """Writes rows as JSON Lines; returns the file."""
+    """Write rows as JSON Lines, and return the file."""
     return lambda name, rows: write_lines(tmp_path / name, rows)
 
 
 class Run:
-    """Builds pipelines in one folder and reads what they left."""
+    """Builder of pipelines in one folder, and reader of their results."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
@@ -38,21 +38,21 @@ class Run:
         run_pipeline(config, output=self.output, watcher=watcher or Watcher())
 
     def kept(self, step: str) -> list[Entry]:
-        """Kept entries of a step, or of ``sources/NAME``."""
+        """Return kept entries of a step, or of ``sources/NAME``."""
         folder = self.output / step / "kept"
         return [entry for path in sorted(folder.glob("*.parquet")) for entry in entries_of(read_part(path))]
 
     def dropped(self, step: str) -> list[dict[str, Any]]:
-        """Dropped rows of a step."""
+        """Return dropped rows of a step."""
         folder = self.output / step / "dropped"
         return [row for path in sorted(folder.glob("*.parquet")) for row in read_part(path).to_pylist()]
 
     def reasons(self, step: str) -> dict[str, str]:
-        """Reasons of a step's dropped rows by id."""
+        """Return reasons of a step's dropped rows by id."""
         return {row["id"]: row["reason"] for row in self.dropped(step)}
 
     def files(self) -> dict[str, bytes]:
-        """Every part and training file by its name."""
+        """Return every part and training file by its name."""
         return {str(path.relative_to(self.output)): path.read_bytes() for path in self.output.rglob("*.parquet")}
 
 

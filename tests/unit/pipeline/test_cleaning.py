@@ -1,4 +1,4 @@
-"""Cleaning: each rule on texts that break it and on near ones that do not; answers and references by the verifiers."""
+"""Cleaning: each rule on texts that break it and on similar ones that do not; answers and references by verifiers."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_answers_are_taken_from_the_solution_anew(pool: VerifierPool) -> None:
         maths("Find it.", "\\frac{x+1}{2}", "So $\\boxed{\\frac{1+x}{2}}$."),
         maths("Find it.", "5"),
         maths("Find it.", "~~~ ???"),
-        # chat templates may write the opening tag: what stands before the closing one is reasoning
+        # chat templates may write the opening tag: the text before the closing one is reasoning
         maths("Find it.", "5", "Is it $\\boxed{5}$?</think> Nobody knows, the end is open."),
     ]
     decisions = cleaner.decide(entries)

@@ -1,4 +1,4 @@
-"""Test problems found again in training texts, whatever was done to them."""
+"""Test problems found in training texts, whatever was changed in them."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_only_kinds_that_are_asked_for_are_reported(tmp_path: Path) -> None:
 
 
 def test_shared_phrases_are_no_hit(tmp_path: Path) -> None:
-    """What every problem of a test set says identifies none of them."""
+    """Phrases that every problem of a test set contains identify none of them."""
     same = (
         "Express your answer as a common fraction in lowest terms and give the sum of its parts as an integer. "
         "Write nothing else, use no calculator, and show every step of your work on the sheet that you were given."

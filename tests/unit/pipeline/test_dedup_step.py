@@ -1,4 +1,4 @@
-"""Duplicates: found by the right stage, the better copy kept, the same again after a kill."""
+"""Duplicates: found by the right stage, the better copy kept, the same result after a kill."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from magicrl.pipeline import dedup_step
 from magicrl.pipeline.dedup_step import Duplicate, find_duplicates
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import DedupSettings, EmbeddingSettings, EmbeddingStageSettings, NearSettings
+from magicrl_verifiers.served import ServerError
 
 TRAINS = "Two trains leave Berlin and Paris, which are 1000 km apart, at 80 km/h and 120 km/h. When do they meet?"
 CARDS = r"How many ways are there to choose $5$ cards of $52$ so that all have one suit, at $\frac{1}{4}$ each?"
@@ -99,9 +100,9 @@ def test_the_order_of_stages_and_documents_does_not_decide_what_is_a_copy(tmp_pa
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # two wrappings of one problem, which is not among the documents itself
+        # two wrappings of one problem, which is not itself among the documents
         (f"I can't do this one - can anyone help me? {GARDEN} Thanks!", f"Problem 12. {GARDEN}\n\nThink step by step."),
-        # the sign is followed by a blank, as the end of a sentence is, and xy are two variables only in a formula
+        # a blank follows the sign, as at the end of a sentence, and xy are two variables only in a formula
         (
             "Find the largest $x$ with $xy > 12$ and $x + y = 9$.",
             "Find the largest $a$ with $ab > 12$ and $a + b = 9$.",
@@ -145,7 +146,7 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
             with pytest.raises(KeyboardInterrupt):
                 run(held, tmp_path / place)
         assert run(held, tmp_path / place) == whole
-    # what is done is not done again
+    # finished work is not repeated
     with monkeypatch.context() as patch:
         for place in ("bands_of", "link_near", "make_embedder", "canonical_text", "number_key"):
             patch.setattr(dedup_step, place, stopped)
@@ -185,7 +186,7 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
 
 @contextmanager
 def embedding_server(answer: Any, keys: set[str] | None = None) -> Generator[tuple[str, list[int]]]:
-    """Its address and how many texts each request holds; the keys that were sent are added to ``keys``."""
+    """Yield the server's address and the number of texts in each request. The sent keys are added to ``keys``."""
     asked: list[int] = []
 
     def reply(request: Asked) -> Reply:
@@ -200,7 +201,7 @@ def embedding_server(answer: Any, keys: set[str] | None = None) -> Generator[tup
 
 def by_letters(texts: list[str]) -> dict[str, Any]:
     rows = [{"index": i, "embedding": [text.lower().count(c) for c in "abcdehiorst"]} for i, text in enumerate(texts)]
-    return {"data": rows[::-1]}  # a server need not keep the order
+    return {"data": rows[::-1]}  # a server may change the order
 
 
 def test_an_embedding_server_is_asked_in_batches_and_never_twice(
@@ -223,7 +224,8 @@ def test_an_embedding_server_is_asked_in_batches_and_never_twice(
 
 
 def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
-    angles = {"oak": 0.0, "elm": 0.7, "ash": 0.4}  # the last is near both, which are not near each other
+    # the last one is close to both others, which are not close to each other
+    angles = {"oak": 0.0, "elm": 0.7, "ash": 0.4}
     held = [Document(text, text, (-place,)) for place, text in enumerate(angles)]
 
     def answer(texts: list[str]) -> dict[str, Any]:
@@ -243,7 +245,7 @@ def test_a_duplicate_goes_for_its_nearest_neighbour(tmp_path: Path) -> None:
 def test_an_embedding_server_that_does_not_embed_is_refused(answer: Any, tmp_path: Path) -> None:
     with embedding_server(lambda _: answer) as (url, _):
         embedder = EmbeddingSettings(kind="server", base_url=url)
-        with pytest.raises(ValueError, match=r"/v1/embeddings: (the answer holds no|1 texts were sent)"):
+        with pytest.raises(ServerError, match=r"/v1/embeddings: (the answer holds no|1 texts were sent)"):
             run(documents(one="x"), tmp_path, stages=("embedding",), embedding={"embedder": embedder.model_dump()})
 
 

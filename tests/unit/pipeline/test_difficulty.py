@@ -18,7 +18,7 @@ from magicrl.pipeline.pipeline_schema import EarlyStop
 
 @pytest.fixture
 def pipeline(write_rows: Callable[..., Path], tiny_models: tuple[Path, Path]) -> dict[str, Any]:
-    """Twelve sums; reference answers the model meets often, sometimes and never."""
+    """Return twelve sums with reference answers that the model gives often, sometimes and never."""
     references = ["1", "2", "3", "77"]
     rows = [{"problem": f"what is {i % 3} + {i % 4} ?", "answer": references[i % 4], "id": f"p{i}"} for i in range(12)]
     columns = {"id": "id"}
@@ -29,7 +29,7 @@ def pipeline(write_rows: Callable[..., Path], tiny_models: tuple[Path, Path]) ->
 
 
 class Stops:
-    """Interrupts after so many samples."""
+    """Observer that interrupts after a number of samples."""
 
     def __init__(self, after: int) -> None:
         self.after = after
@@ -50,7 +50,7 @@ def counts_in(run: Any) -> dict[str, Any]:
 
 
 def texts_in(run: Any) -> dict[tuple[str, int], str]:
-    """The samples by problem and number."""
+    """Return the samples by problem and number."""
     (path,) = (run.output / "01-difficulty" / "work").glob("samples-*.jsonl")
     return {(row.problem, row.sample): row.text for row in read_samples([path])}
 
@@ -128,7 +128,7 @@ def test_early_stopping_makes_fewer_samples_and_says_how_many(pipeline: dict[str
         assert is_closed(correct, counted, total, rule)
     report = (run.output / "01-difficulty" / "work" / "difficulty.txt").read_text()
     assert f"early stopping saved {samples['saved']} samples" in report
-    # all N after all: only those that were saved are made
+    # all N after all: only the samples that were saved by stopping are made
     del pipeline["steps"][0]["early_stop"]
     run(pipeline)
     assert counts_in(run)["samples"] == {"wanted": 96, "made": 96, "saved": 0}
@@ -147,7 +147,7 @@ def test_a_prompt_that_leaves_no_room_is_dropped_or_an_error(
     assert unfit == ["long/over", "long/long"]
     pipeline["sources"].append({**long, "path": str(write_rows("long.jsonl", rows[2:]))})
     pipeline["steps"][0] |= {"overlong_prompts": "error", "seed": 1}
-    with pytest.raises(ValueError, match=r"1 prompts cannot be put to the model, e\.g\. long/long@"):
+    with pytest.raises(ValueError, match=r"1 prompts cannot be encoded for the model, e\.g\. long/long@"):
         run(pipeline)
 
 
@@ -173,7 +173,7 @@ def test_early_stopping_says_how_many_it_closed_wrongly() -> None:
     document = {"model": "m", "temperature": 1.0, "max_tokens": 8, "overlong": {}, "counts": counts}
     document |= {"samples": {"wanted": 48, "made": 24, "saved": 24}, "early_stop": EarlyStop().model_dump()}
     told, _ = difficulty_report(document)
-    # only of the first another sample might have been right: B(4.5, 0.5) / B(16.5, 0.5) of such problems stay unsolved
+    # only the first problem might still be solved: B(4.5, 0.5) / B(16.5, 0.5) of such problems stay unsolved
     assert told["expected_errors"] == round(1 - betabinom.pmf(0, 12, 0.5, 4.5), 2)
     (row,) = told["table"]
     assert (row["never"], row["always"], row["kept"]) == (2, 0, 1)

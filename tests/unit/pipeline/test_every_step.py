@@ -1,4 +1,4 @@
-"""A pipeline of all steps: killed in each, and out of disk in each, it goes on to the same files and loses nothing."""
+"""A pipeline of all steps, killed in each and out of disk in each: it continues to the same files and loses nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ STEPS = ("01-clean", "02-dedup", "03-decontaminate", "04-difficulty", "05-judge"
 
 @pytest.fixture(scope="module")
 def judge() -> Generator[Server]:
-    """A judge that keeps everything but ``4 + 4``."""
+    """Serve a judge that keeps everything except ``4 + 4``."""
     with serving(lambda body, number: verdict("4 + 4" not in asked_about(body))) as server:
         yield server
 
@@ -30,7 +30,7 @@ def asked_about(body: dict[str, Any]) -> str:
 
 @pytest.fixture
 def pipeline(write_rows: Callable[..., Path], tiny_models: tuple[Path, Path], judge: Server) -> dict[str, Any]:
-    """Sums with a proof, a copy and a test problem among them; every step drops something."""
+    """Return sums with a proof, a copy and a test problem among them. Every step drops something."""
     sums = [(a, b) for a in range(5) for b in range(5)]
     rows = [{"problem": f"what is {a} + {b} ?", "answer": str(a + b)} for a, b in sums]
     rows += [{"problem": "prove that 1 + 1", "answer": "2"}, {"problem": "What is 1 + 2 ?", "answer": "3"}]
@@ -110,13 +110,13 @@ for line in sys.stdin:
 def test_a_run_killed_in_every_step_ends_with_the_same_files_and_asks_nothing_twice(
     pipeline: dict[str, Any], run: Any, tmp_path: Path, judge: Server
 ) -> None:
-    """SIGKILL just before a file gets its name, a sample or a vote is written, step after step, in one run folder."""
+    """Send SIGKILL just before a file gets its name, a sample or a vote is written, step after step, in one folder."""
     run(pipeline)
     whole = run.files()
     before = len(judge.asked)
     output = tmp_path / "killed"
     words = [sys.executable, "-c", PROGRAM, json.dumps({"workers": 1, **pipeline}), str(tmp_path), str(output)]
-    # 48 samples of 24 problems and 48 votes come one by one; `replace` names what is written whole
+    # 48 samples of 24 problems and 48 votes come one by one; `replace` names files that are written whole
     kills = [("sources", 2), ("01-clean", 1), ("02-dedup", 3), ("02-dedup", 9), ("references", 1)]
     kills += [("03-decontaminate", 3), ("04-difficulty", 30), ("05-judge", 20), ("06-mix", 1), ("/mixture/", 2)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runs:

@@ -1,6 +1,6 @@
-"""The frame: every row accounted for, only what changed made anew, a run killed anywhere goes on to the same files.
+"""The frame of steps: every row accounted for, only changes computed again, a killed run continues to the same files.
 
-How far labelled problems came in a run, step by step.
+Also how far labelled problems came in a run, step by step.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RULES = {"maths": {"agreement": False, "unreadable_references": "keep"}}
 
 @pytest.fixture
 def pipeline(write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Two sources in parts of four rows; cleaning, which drops a third of them; dedup; a mixture with a cap."""
+    """Return two sources in parts of four rows; cleaning, which drops a third of them; dedup; a mixture with a cap."""
     monkeypatch.setattr(import_source, "PART_ROWS", 4)
 
     def problem(place: int) -> str:
@@ -51,7 +51,7 @@ def pipeline(write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -
 
 
 class Told:
-    """Remembers how many parts each step had to make."""
+    """Observer that records how many parts each step had to make."""
 
     def __init__(self) -> None:
         self.missing: dict[str, int] = {}
@@ -101,13 +101,13 @@ def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
     pipeline["steps"][2]["caps"] = {"b": 1}
     run(pipeline, told)
     assert told.missing == {"01-clean": 0, "02-dedup": 0, "03-mix": 5}
-    # one more row in b: of cleaning, which looks at a part at a time, only b's parts are made anew
+    # one more row in b: cleaning works on single parts, so it repeats only b's
     with (tmp_path / "b.jsonl").open("a") as file:
         file.write('{"problem": "What is 8 + 8?", "answer": "16"}\n')
     run(pipeline, told)
     assert told.missing == {"01-clean": 2, "02-dedup": 5, "03-mix": 5}
     assert run.files()["01-clean/kept/a.00000.parquet"] == before["01-clean/kept/a.00000.parquet"]
-    # a source that is taken out takes its parts with it, and steps that still hold its rows no longer count
+    # a removed source takes its parts with it, and steps that still hold its rows no longer count
     run({**pipeline, "sources": pipeline["sources"][:1], "steps": pipeline["steps"][:1]}, told)
     assert not [name for name in run.files() if name.startswith("01-clean") and "/b." in name]
     (left,) = [one for one in counts_of(run.output) if one.step != "import"]
@@ -115,7 +115,7 @@ def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
 
 
 class Workers(Told):
-    """Collects which signals the workers of cleaning ignore, as the kernel's masks."""
+    """Observer of the signals that the workers of cleaning ignore, as the kernel's masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +124,7 @@ class Workers(Told):
     def progress(self, name: str, done: int, total: int, unit: str) -> None:
         for child in multiprocessing.active_children() if name == "01-clean" else ():
             status = Path(f"/proc/{child.pid}/status").read_text()
-            # the last look counts: a worker that is only starting ignores nothing yet
+            # the last sample counts: a worker that is only starting ignores nothing yet
             for mask in re.findall(r"^SigIgn:\s*(\w+)", status, re.M):
                 self.ignored[child.pid] = int(mask, 16)
 
@@ -142,7 +142,7 @@ def test_processes_give_the_same_files(pipeline: dict[str, Any], run: Any) -> No
 
 
 class Killed(BaseException):
-    """What no handler of an error catches."""
+    """Stand-in for SIGKILL: no handler of an error catches it."""
 
 
 def test_a_run_interrupted_before_any_file_goes_on_to_the_same_files(
@@ -180,7 +180,7 @@ def test_an_import_that_was_killed_reads_only_the_records_it_had_not(
     write_rows: Callable[..., Path], run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_source, "PART_ROWS", 4)
-    # the third record cannot be read; the first and the last have one id
+    # the third record is unreadable; the first and the last have one id
     rows = [{"problem": "?" * (i != 2), "answer": "5", "id": f"x{i % 9}"} for i in range(10)]
     tree = {"sources": [{"path": str(write_rows("a.jsonl", rows)), "fields": {"id": "id"}}]}
     run(tree)
@@ -218,7 +218,7 @@ def test_a_part_whose_bytes_changed_is_an_error_and_never_other_rows(pipeline: d
             return pq.read_table(pa.BufferReader(part))["problem"].to_pylist() != whole
         return False
 
-    # a bit of a statement's text: without a checksum it is read as another statement
+    # one bit of a statement's text: without a checksum another statement would be read
     whole = pq.read_table(path)["problem"].to_pylist()
     end = statements.data_page_offset + statements.total_compressed_size
     path.write_bytes(next(part for place in range(end - 1, 0, -1) if is_read(part := changed(place))))

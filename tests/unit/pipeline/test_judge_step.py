@@ -1,4 +1,4 @@
-"""The judging step in the frame: votes drop rows, nothing is asked for twice, an unreachable judge loses nothing."""
+"""The judging step in the frame: votes drop rows, no vote is requested twice, an unreachable judge loses nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripted import Server, said, serving, verdict
 
 @pytest.fixture
 def server() -> Generator[Server]:
-    """Keeps what does not hold the word ``unclear``."""
+    """Serve a judge that keeps texts without the word ``unclear``."""
     with serving(lambda body, number: verdict("unclear" not in json.dumps(body))) as one:
         yield one
 

@@ -61,7 +61,7 @@ def test_weights_must_be_numbers_of_at_least_zero() -> None:
 
 @pytest.fixture
 def pipeline(write_rows: Callable[..., Path]) -> dict[str, Any]:
-    """Twenty released rows with difficulties, ten of them programs."""
+    """Return twenty released rows with difficulties, ten of them programs."""
     tests = json.dumps({"inputs": ["1"], "outputs": ["1"]})
 
     def row(place: int) -> dict[str, Any]:

@@ -139,7 +139,7 @@ def test_a_pipeline_stops_after_a_step_and_another_run_takes_the_rows_of_its_las
 
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Builds the shipped pipeline in an empty folder, with further settings."""
+    """Build the shipped pipeline in an empty folder, with further settings."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "t.jsonl").write_text("")
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Reading sources: every known set in the shape of its real file, and what cannot be read set aside with its reason."""
+"""Sources: every known set in the shape of its real file, and unreadable records set aside with a reason."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from magicrl.data.sources import load_source
 from magicrl.pipeline.pipeline_schema import known_kinds
 from magicrl.records import prompt_key
 
-# One made record in the columns of each real file, and the reference answers or tests and the solutions that are read
-# from it.
+# one synthetic record in the columns of each real file, and the reference answers or tests and the solutions that are
+# read from it
 LINES = Path(__file__).with_name("records.jsonl").read_text(encoding="utf-8").splitlines()
 RECORDS: dict[str, dict[str, Any]] = {row["kind"]: row for row in map(json.loads, LINES)}
 
@@ -158,7 +158,8 @@ def test_a_broken_parquet_file_is_a_clear_error(tmp_path: Path, run: Any) -> Non
 
 def test_a_parquet_row_that_is_no_text_is_set_aside_and_the_others_are_read(tmp_path: Path, run: Any) -> None:
     text = pa.array([b"2 + 3?", b"caf\xe9?", b"3 + 3?"], pa.binary())
-    column = pa.StringArray.from_buffers(3, text.buffers()[1], text.buffers()[2])  # nothing looks whether it is UTF-8
+    # pyarrow does not check that the bytes are UTF-8
+    column = pa.StringArray.from_buffers(3, text.buffers()[1], text.buffers()[2])
     pq.write_table(pa.table({"problem": column, "answer": [5.0, 5.0, float("nan")]}), tmp_path / "r.parquet")
     run({"sources": [{"path": "r.parquet"}]})
     assert [entry.id for entry in run.kept("sources/r")] == ["r/r-0"]

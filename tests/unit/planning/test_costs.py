@@ -1,4 +1,4 @@
-"""Cost functions against values computed by hand, and shapes against published parameter counts."""
+"""Cost functions compared with values computed by hand, and shapes with published parameter counts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from magicrl.planning.planner import flops_bound
 from magicrl.planning.shapes import ModelShape, known_models, load_shape, shape_from_config
 from magicrl.planning.workload import Lengths, Workload
 
-# d 4, ff 8, one layer, 2 query heads and 1 KV head of width 2, 10 words
+# d 4, ff 8, one layer, 2 query heads and 1 KV head of width 2, 10 vocabulary entries
 TOY = ModelShape(
     name="toy", hidden=4, intermediate=8, layers=1, heads=2, kv_heads=1, head_dim=2, vocabulary=10, tied=True
 )
@@ -96,7 +96,7 @@ def test_a_step_of_decoding_by_hand() -> None:
     assert cost.weights == pytest.approx(2 * (TOY_LAYER + 40) / 50)
     assert cost.context == pytest.approx(8 / 25)
     assert cost.sequence == pytest.approx(2 * (TOY_LAYER + 40) / 500)
-    # With few sequences, reading the weights hides the arithmetic; with many, the reverse.
+    # with few sequences, reading the weights hides the arithmetic; with many, the reverse
     assert cost.step(3, 10) == pytest.approx(1 + 7.68 + 3.2)
     assert cost.step(20, 10) == pytest.approx(1 + 20 * 0.768 + 3.2)
 
@@ -113,7 +113,7 @@ def test_tensor_parallel_divides_weights_and_pays_for_reductions() -> None:
     one, two = decode_cost(TOY_SYSTEM), decode_cost(TOY_SYSTEM, 2)
     assert two.weights == one.weights / 2
     assert two.overhead > one.overhead
-    assert two.context == one.context  # One KV head cannot be split, so each accelerator holds it.
+    assert two.context == one.context  # one KV head cannot be split, so each accelerator holds it
     wide = replace(TOY, kv_heads=2)
     assert decode_cost(System(wide, MACHINE, HALF), 2).context == decode_cost(System(wide, MACHINE, HALF)).context / 2
     assert kv_capacity(TOY, 80) == 10
@@ -122,7 +122,7 @@ def test_tensor_parallel_divides_weights_and_pays_for_reductions() -> None:
 
 
 def test_learner_by_hand() -> None:
-    forward = 2 * 192 + 4 * 1 * 2 * 2 * 5  # a token: 2 N, and scores and sums over 5 tokens of context
+    forward = 2 * 192 + 4 * 1 * 2 * 2 * 5  # per token: 2 N, and scores and sums over 5 tokens of context
     assert forward_flops(TOY, 10, 5) == 10 * forward
     assert learner_flops(TOY, 10, 5, recompute=False) == 30 * forward
     assert learner_flops(TOY, 10, 5, recompute=True) == 40 * forward - 10 * 2 * 40  # the head is not computed again
@@ -158,7 +158,7 @@ def test_copies_of_the_model_meet_once_an_update(
     assert link != network
     assert MACHINE.gpus_per_node == 2
     assert found == pytest.approx(TOY.parameters * (bytes_inside / link + bytes_across / network))
-    # one copy over both nodes, and a copy on every accelerator
+    # one copy over both nodes, and one on every accelerator
     all_ranks = exchange_seconds(TOY_SYSTEM, Exchange(), 4, 3, 2)
     assert all_ranks == pytest.approx(TOY.parameters * 3 * 0.75 * 8 / network)
     assert exchange_seconds(TOY_SYSTEM, Exchange(shards=1), 2, 3, 2) == pytest.approx(
@@ -224,7 +224,7 @@ def test_shapes_by_name_folder_and_config(tmp_path: Path) -> None:
 
 
 def test_a_mixture_of_experts_holds_all_of_them_and_computes_with_some() -> None:
-    """Two of eight experts: 6 x 96 parameters a layer rest; a router of 4 x 8 is added, and a batch reads them all."""
+    """Use two of eight experts: 6 x 96 parameters per layer are idle. A router of 4 x 8 is added. A batch reads all."""
     mixture = replace(TOY, experts=8, chosen=2)
     assert mixture.layer_parameters == TOY_LAYER + 7 * 96 + 32
     assert mixture.multiplied_parameters == TOY_LAYER + 96 + 32 + 40
@@ -260,7 +260,7 @@ def test_hardware_by_name_and_file(tmp_path: Path) -> None:
 
 
 def test_the_flops_bound_by_hand() -> None:
-    """Two responses of 3 tokens to a prompt of 2, half survive, one pass without gradient: 1 + 1 + 3/2 forwards."""
+    """Count two responses of 3 tokens to a prompt of 2. Half survive, one pass has no gradient: 1 + 1 + 3/2 passes."""
     work = Workload(
         lengths=Lengths(median=1e6, sigma=0.1, limit=3), prompt=2, rollout_batch=1, group_size=2, kept=0.5, forwards=1
     )
@@ -281,7 +281,7 @@ def test_shares_of_long_samples_are_those_of_drawn_ones() -> None:
 
 
 def test_state_in_the_hosts_memory_crosses_its_link() -> None:
-    """4 micro-batches move 12 bytes a parameter, an update touches 28; each of two ranks has half of them."""
+    """Move 12 bytes per parameter in 4 micro-batches; an update touches 28. Each of two ranks has half of them."""
     slow = replace(MACHINE, host=10.0)
     seconds = offload_seconds(System(TOY, slow, HALF), WORK, 1, 2)
     assert seconds == pytest.approx((4 * 12 + 28) * TOY.parameters / 2 / 5)

@@ -1,4 +1,4 @@
-"""The fit: planted unknowns come back, the shipped calibration predicts what the documentation quotes."""
+"""The fit: planted unknowns are recovered, and the shipped calibration predicts the documented figures."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_shipped_calibration_gives_the_committed_figures() -> None:
     for row, line in zip(rows(), FIGURES["rows"], strict=True):
         assert line["row"] == row.name
         assert predict(row, calibration) == pytest.approx(line["predicted_seconds"], rel=0.005)
-    # Claims of the documentation about rows that nothing was fitted on.
+    # documented claims about rows that nothing was fitted on
     middle = [line for line in FIGURES["rows"] if line["row"] in ("T9 64 GPUs", "T9 128 GPUs")]
     assert all(abs(line["error"]) < 0.03 and not line["fitted"] for line in middle)
 
@@ -65,6 +65,6 @@ def test_the_shipped_factor_is_that_of_the_held_out_steps() -> None:
     assert shipped.factor_from.startswith(f"{told['steps']} published steps")
     steps = [row for row in told["rows"] if row.get("setting", {}).get("part") == "step"]
     logs = [log(row["planned_seconds"] / row["published_seconds"]) for row in steps]
-    # Nine of ten new steps should be within it; for so few rows that is the largest residual.
+    # nine of ten new steps should be within it; for so few rows that is the largest residual
     assert exp(max(map(abs, logs))) == pytest.approx(told["factor"], rel=1e-3)
     assert all(row["flops_bound_seconds"] < min(row["planned_seconds"], row["published_seconds"]) for row in steps)

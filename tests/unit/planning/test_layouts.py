@@ -1,6 +1,6 @@
-"""Layouts: what fits, what is refused and with which remedies, and that larger work never needs less.
+"""Layouts: what fits, what is rejected and with which remedies, and that larger work never needs less.
 
-The split in a recipe's [cluster]: released recipes fit, broken ones report the reason.
+Also the split in a recipe's [cluster]: released recipes fit, broken ones report the reason.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FORTY_K = replace(THIRTY_TWO, longest=40960)
 
 
 def test_the_32b_model_at_32k_fits_as_the_estimates_say() -> None:
-    """On 8 GPUs only where all share a sequence, and not at 40K; with the moments in the host's memory it does."""
+    """Use 8 GPUs: it fits only where all share a sequence, and not at 40K. With the moments in host memory it does."""
     assert all(placed.layout.sequence_parallel == 8 for placed in candidates(THIRTY_TWO, 8) if placed.fits)
     assert not any(placed.fits for placed in candidates(FORTY_K, 8))
     assert any(placed.fits for placed in candidates(replace(FORTY_K, offload_optimizer=True), 8))
@@ -88,7 +88,7 @@ def test_a_threshold_of_recomputation_takes_the_fuller_of_both_kinds() -> None:
 
 
 def test_settings_that_take_less_memory_come_one_after_the_other() -> None:
-    """32B at 32K: as the recipe has it on 64 GPUs, layers recomputed on 16, state in the host's memory on 8 at 40K."""
+    """Use 32B at 32K: the recipe's settings on 64 GPUs, layers recomputed on 16, state in host memory on 8 at 40K."""
     needed = replace(THIRTY_TWO, checkpointing=False, micro_batch_tokens=65536)
     ways = list(lean_settings(needed, 8))
     assert [(way.checkpointing, way.micro_batch_tokens, way.offload_optimizer) for way in ways] == [
@@ -202,7 +202,7 @@ def test_offloading_leaves_no_shard_on_the_accelerator_and_asks_for_the_hosts_me
     plain = placed_of({"learner": {"ranks": 8}}, 64)
     offloaded = {"learner": {"ranks": 8, "offload_optimizer": True}}
     spared = placed_of(offloaded, 64)
-    # 16 bytes per parameter over eight ranks; the float32 shard of one unit, the embedding, is on its way
+    # 16 bytes per parameter over eight ranks; the float32 shard of one unit, the embedding, is in transfer
     unit = 4 * SEVEN.vocabulary * SEVEN.hidden / 8
     state = 16 * SEVEN.parameters / 8
     assert (plain.learner.total - spared.learner.total) / GIB == pytest.approx((state - unit) / GIB)

@@ -1,6 +1,6 @@
 """Memory by term: compared with independent estimates at 32K, and monotone in everything that enlarges a step.
 
-Placement on nodes: each replica inside one node, and ranks on as few nodes as possible.
+Also placement on nodes: each replica inside one node, and ranks on as few nodes as possible.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ AT_32K = LearnerSetup(
 def test_the_estimates_at_32k_are_met_within_a_tenth(
     model: str, gpus: int, sequence_parallel: int, estimate: float
 ) -> None:
-    """GiB per GPU, full checkpointing, logits in chunks of 1024; estimates made independently of this model."""
+    """Compare GiB per GPU, with full checkpointing and logits in chunks of 1024, with independent estimates."""
     setup = replace(AT_32K, gpus=gpus, sequence_parallel=sequence_parallel)
     assert learner_memory(load_shape(model), setup, 3 * GIB).total / GIB == pytest.approx(estimate, rel=0.1)
 
@@ -58,6 +58,8 @@ def test_states_of_a_shard_by_hand() -> None:
     memory = learner_memory(shape, replace(AT_32K, reference=True), 0.0)
     assert memory.master == memory.gradients == memory.moments / 2 == 4 * shape.parameters / 8
     assert memory.reference == 2 * shape.parameters / 8
+    taught = learner_memory(shape, replace(AT_32K, reference=True, teacher=800), 0.0)
+    assert taught.total == memory.total + 2 * 800 / 8
     assert memory.total == pytest.approx(sum(memory.terms().values()))
     assert memory.resident == memory.master + memory.moments + memory.reference
     layers = 36 * 34816 * 4096 * 2  # the layers' inputs
@@ -68,20 +70,19 @@ def test_states_of_a_shard_by_hand() -> None:
     assert (alone.head, alone.gathered) == (3 * 4 * 1024 * shape.vocabulary, 2 * shape.parameters)
 
 
-# eight words of width four: 32 values an end; a layer of 4 * 16 + 3 * 32 + 2 * 4 = 168
+# eight words of width four: embedding and head have 32 values each, a layer 4 * 16 + 3 * 32 + 2 * 4 = 168
 SMALL = ModelShape(
     name="s", hidden=4, intermediate=8, layers=2, heads=1, kv_heads=1, head_dim=4, vocabulary=8, tied=False
 )
 
 
 def test_what_is_whole_in_a_backward_pass_by_hand() -> None:
-    """Bytes by the order of FSDP2: `tests/unit/distributed/learner/test_unit_memory.py` holds it against FSDP2
-    itself."""
+    """Count bytes in the order of FSDP2. `tests/unit/distributed/learner/test_unit_memory.py` measures FSDP2 itself."""
     setup = LearnerSetup(gpus=4, micro_batch_tokens=1, longest=1, checkpointing=False, head_chunk_tokens=1)
     # gathered, reduced, activations, head
     head, layers, sending = unit_transients(SMALL, setup)
     assert (head[0], head[1], head[3]) == (2 * 32 + 2 * 168, 2 * 32, 3 * 4 * 8)
-    # Two layers. The last one's gradient exists together with the head's send buffer, an inner one's with a layer's.
+    # two layers; the last one's gradient exists together with the head's send buffer, an inner one's with a layer's
     assert layers[:2] == (4 * 168, max(4 * 32 + 2 * 168, (2 + 4) * 168))
     assert sending[:2] == (2 * 168, 2 * 32 + 4 * 32 * 1.25)
     _, layers, adding, sending = unit_transients(replace(SMALL, tied=True), setup)
@@ -151,7 +152,7 @@ EIGHT = NodeRoom(gpus=8)
 
 
 def cluster(ranks: int, replicas: int, tensor_parallel: int = 1, **further: float | bool) -> ClusterConfig:
-    """Further settings are ``[cluster.rollout]``'s, but for ``sequence_parallel``."""
+    """Return a cluster. Further settings belong to ``[cluster.rollout]``, except ``sequence_parallel``."""
     learner = {"ranks": ranks, "sequence_parallel": int(further.pop("sequence_parallel", 1))}
     rollout = {"replicas": replicas, "tensor_parallel": tensor_parallel, "cpus": 2.0} | further
     return ClusterConfig.model_validate({"learner": learner, "rollout": rollout})
@@ -183,7 +184,7 @@ def test_ranks_fill_one_node_before_the_next() -> None:
     assert left([EIGHT, EIGHT], 11) == [0, 5]
     assert left([EIGHT, EIGHT], 0) == [8, 8]
     assert left([EIGHT, EIGHT], 17) is None
-    # The largest node comes first, whatever else is requested.
+    # the largest node comes first, whatever else is requested
     assert left([NodeRoom(gpus=4), EIGHT], 2) == [4, 6]
 
 
@@ -230,11 +231,11 @@ def test_what_fits(nodes: list[NodeRoom], wanted: ClusterConfig) -> None:
                 "would make it fit: cluster.rollout.replicas = 2; cluster.learner.ranks = 4; 1 more node of 8 GPUs",
             ],
         ),
-        # Four ranks share a sequence: two ranks fewer would fit, but four must go.
+        # four ranks share a sequence: two ranks fewer would fit, but four must go
         ([EIGHT, EIGHT], cluster(8, 6, 2, sequence_parallel=4), ["6 replicas", "cluster.learner.ranks = 4; 1 more"]),
-        # Fewer ranks do not help: each of the two nodes holds one replica of five GPUs.
+        # fewer ranks do not help: each of the two nodes holds one replica of five GPUs
         ([EIGHT, EIGHT], cluster(3, 3, 5), ["3 replicas of 5", "cluster.rollout.replicas = 2; 1 more node"]),
-        # Colocated replicas and ranks share their GPUs.
+        # colocated replicas and ranks share their GPUs
         (
             [NodeRoom(gpus=6)] * 2,
             cluster(12, 3, 4, colocated=True),

@@ -11,7 +11,7 @@ from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work
 from magicrl.planning.hardware import known_hardware, peak_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
 
-# d 4, ff 8, one layer of 152 parameters, 2 query heads of width 2, 10 words: a head of 40 parameters
+# d 4, ff 8, one layer of 152 parameters, 2 query heads of width 2, 10 vocabulary entries: a head of 40 parameters
 TOY = ModelShape(
     name="toy", hidden=4, intermediate=8, layers=1, heads=2, kv_heads=1, head_dim=2, vocabulary=10, tied=True
 )
@@ -50,7 +50,7 @@ def test_with_adapters_frozen_weights_need_no_gradient() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_as_torch_counts_a_small_model(tied: bool) -> None:
-    """Torch counts only products (no norms), and both halves of the attention, as if every token saw all tokens."""
+    """torch counts only products (no norms), and both halves of the attention, as if every token saw all tokens."""
     config = LlamaConfig(
         vocab_size=101, hidden_size=64, intermediate_size=160, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=24, tie_word_embeddings=tied,

@@ -1,6 +1,6 @@
 """Plans of whole recipes: their parts agree, and larger work or fewer accelerators never take less time.
 
-A plan is compared with its neighbours: more accelerators are never slower, and larger work is never free.
+Each plan is compared with its neighbours: more accelerators are never slower, and larger work is never free.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_a_plan_adds_up() -> None:
     changes = {change: (seconds or 0.0) / stage.seconds for change, seconds in plan.what_if.items()}
     assert 0.5 < changes["64 accelerators"] < 1  # the longest response does not get shorter
     assert changes["staleness 1"] < 1
-    # A step waits for the longest response once, and groups are spread more evenly than responses of one group.
+    # a step waits for the longest response once, and groups are spread more evenly than responses of one group
     assert 1 < changes["D_R 128"] < changes["group size 32"] < 2
 
 
@@ -90,6 +90,16 @@ def test_the_recipe_decides_the_workload() -> None:
     alone = demand(config, SEVEN, H800, Options(gpus=1))
     assert alone.rows == config.rollout.max_rows
     assert alone.cache_limit == config.rollout.memory_limit_mb * 2**20
+
+
+def test_a_teacher_needs_memory_unless_it_is_served_or_the_policy_itself() -> None:
+    alone = Options(gpus=1)
+    common = ["algorithm.reject_zero_advantage=false", "teacher.model=SmolLM2-135M"]
+    taught = load_train_recipe(PAPER, common)
+    assert demand(taught, SEVEN, H800, alone).teacher == load_shape("SmolLM2-135M").parameters
+    served = load_train_recipe(PAPER, [*common, "teacher.server=http://localhost:8000/v1"])
+    assert demand(served, SEVEN, H800, alone).teacher == 0
+    assert demand(CONFIG, SEVEN, H800, alone).teacher == 0
 
 
 def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
@@ -153,7 +163,7 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
     values = {"length/mean": drawn.mean, "length/q50": q50, "length/q90": q90, "stage/max_tokens": 4096}
     values |= {"groups/trained": 24, "groups/sampled": 64}
     line = json.dumps({"step": 2, "stage": 1, "values": values})
-    # The previous stage had another T.
+    # the previous stage had another T
     other = {key: value / 2 for key, value in values.items()}
     first = json.dumps({"step": 1, "stage": 0, "values": other | {"groups/trained": 1}})
     (tmp_path / "metrics.jsonl").write_text(f"{first}\n{line}\n{line}\n")
@@ -202,7 +212,7 @@ def test_the_layout_is_the_fastest_that_fits() -> None:
 def test_the_settings_of_a_plan_are_a_recipe_that_is_planned_so(
     recipe: Path, gpu: str, gpus: int, staleness: int
 ) -> None:
-    """The recipe with them is read, needs these accelerators, and its own split is the layout that was found."""
+    """A recipe with these settings is valid, needs these accelerators, and its split is the layout that was found."""
     config, options = load_train_recipe(recipe), Options(gpus=gpus, staleness=staleness)
     shape, hardware = load_shape(str(config.start.model)), load_hardware(gpu)
     first = make_plan(config, shape, hardware, options, what_if=False)

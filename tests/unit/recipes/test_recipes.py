@@ -1,4 +1,4 @@
-"""Every shipped recipe parses, and what it refers to exists."""
+"""Every shipped recipe parses, and everything that it refers to exists."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_supervised_recipes_parse(path: Path) -> None:
 @pytest.mark.parametrize("path", TRAIN, ids=lambda p: p.stem)
 def test_training_recipes_parse_and_their_start_exists(path: Path) -> None:
     start = load_train_recipe(path).start
-    if path.stem == "family":  # trains a published model as it is
+    if path.stem == "family":  # trains a published model without a supervised start
         assert start.model is not None
     else:
         assert start.sft is not None

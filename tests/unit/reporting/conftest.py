@@ -327,7 +327,7 @@ def evaluation_folders(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A headless browser."""
+    """Yield a headless browser."""
     from .browsing import chromium
 
     with chromium() as started:

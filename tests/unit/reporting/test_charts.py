@@ -75,7 +75,7 @@ def luminance(colour: str) -> float:
 
 
 def contrast(a: str, b: str) -> float:
-    """WCAG 2."""
+    """Return the contrast by WCAG 2."""
     low, high = sorted((luminance(a), luminance(b)))
     return (high + 0.05) / (low + 0.05)
 

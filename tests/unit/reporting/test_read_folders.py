@@ -1,4 +1,4 @@
-"""Reading run folders: complete, new, cut off and broken ones."""
+"""Reading run folders: complete, new, truncated and broken ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data sent to trackers, read back from the files of TensorBoard, W&B and trackio; once, also over a resume."""
+"""Data sent to trackers, read back from the files of TensorBoard, W&B, trackio and MLflow; once, also if resumed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from .conftest import write_run
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tracker.py"
 KEY = "0123456789abcdef0123456789abcdef01234567"
-NAMES = ("tensorboard", "wandb", "trackio")
+NAMES = ("tensorboard", "wandb", "trackio", "mlflow")
 Curves = dict[str, list[tuple[int, Any]]]
 
-# Does what `train` does to a run folder and its observer, without training: starts, rewinds to a checkpoint, then a
-# stage mark, steps and tests. The signal `end` ends it after step `last`, unless that is 0.
+# does with a run folder and its observer what `train` does, without training: start, rewind to a checkpoint, then a
+# stage mark, steps and evaluations; the signal `end` ends it after step `last`, unless that is 0
 DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
@@ -78,12 +78,15 @@ with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
 
 
 def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
-    """Make W&B and trackio write below this folder and send nothing."""
+    """Make W&B, trackio and MLflow write below this folder and send nothing."""
     patch.setenv("HOME", str(home / "home"))
     patch.setenv("TRACKIO_DIR", str(home / "trackio"))
     patch.setenv("WANDB_MODE", "offline")
     patch.setenv("WANDB_API_KEY", KEY)
-    # An earlier test in this process may have left W&B's service running.
+    patch.setenv("MLFLOW_TRACKING_URI", (home / "mlflow").as_uri())  # the same client as with a server
+    patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    patch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    # an earlier test in this process may have left W&B's service running
     for name in (
         "WANDB_DIR",
         "WANDB_PROJECT",
@@ -208,7 +211,31 @@ def read_trackio(folder: Path) -> Curves:
     return curves
 
 
-READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "trackio": read_trackio}
+def mlflow_runs(folder: Path) -> list[Any]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient((folder.parent / "mlflow").as_uri())
+    experiment = client.get_experiment_by_name("tests")
+    return client.search_runs([experiment.experiment_id]) if experiment else []
+
+
+def read_mlflow(folder: Path) -> Curves:
+    from mlflow import MlflowClient
+
+    client = MlflowClient((folder.parent / "mlflow").as_uri())
+    (run,) = mlflow_runs(folder)
+    curves: Curves = {
+        key: [(row.step, row.value) for row in client.get_metric_history(run.info.run_id, key)]
+        for key in run.data.metrics
+    }
+    for tag, message in sorted(run.data.tags.items()):
+        if tag.startswith("events/"):
+            kind, step = tag.rsplit("/", 1)
+            curves.setdefault(kind, []).append((int(step), message))
+    return curves
+
+
+READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "trackio": read_trackio, "mlflow": read_mlflow}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -364,6 +391,20 @@ def test_wandb_gets_the_configuration_and_keeps_its_name_over_processes(resumed:
     assert config["run"] == {"name": "small"}
 
 
+def test_mlflow_gets_the_configuration_and_one_finished_run(resumed: Path) -> None:
+    (run,) = mlflow_runs(resumed)
+    assert run.data.params["stages.1.mini_batch"] == "4"
+    assert run.data.params["run.name"] == "small"
+    assert run.data.tags["magicrl.run"] == json.loads((resumed / "trackers.json").read_text())["id"]
+    assert (run.info.run_name, run.info.status) == ("small (run)", "FINISHED")
+
+
+def test_mlflow_without_a_server_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    with pytest.raises(ValueError, match=r"logging\.trackers names mlflow, and MLFLOW_TRACKING_URI is not set"):
+        make_trackers(["mlflow"])
+
+
 def test_no_key_is_written_anywhere(resumed: Path) -> None:
     written = [path for path in resumed.parent.rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in written)
@@ -468,7 +509,7 @@ def test_a_missing_extra_is_named_before_anything_is_trained(name: str, tmp_path
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"logging.trackers names {name}, which is not installed" in done.stderr
     assert f"pip install 'magicrl[{name}]'" in done.stderr
     assert not (tmp_path / "run").exists()

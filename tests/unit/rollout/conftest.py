@@ -1,4 +1,4 @@
-"""Tiny models of several architectures: one with magicrl's attention for the engine, one with transformers' own."""
+"""Tiny models of several architectures: one with magicrl's attention for the engine, one with transformers'."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CONFIGS: dict[str, Any] = {
     "qwen2-bias": Qwen2Config(**ONE, tie_word_embeddings=True),
     "qwen3-qknorm": Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False),
     "gemma": GemmaConfig(**ONE, head_dim=16),
-    # these two run as transformers has them: norms after attention, windows (not reached), soft-capped logits
+    # these two run with transformers' layers: norms after attention, windows (not reached), soft-capped logits
     "gemma2": Gemma2Config(**SIZES, head_dim=16, attn_logit_softcapping=None),
     "gemma3": Gemma3TextConfig(**ONE, head_dim=16, sliding_window=64),
     "mistral-window": MistralConfig(**SIZES, sliding_window=8),
@@ -45,7 +45,7 @@ CONFIGS: dict[str, Any] = {
 
 
 def reference_model(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
-    """A random model with transformers' own attention; large weights, so that distributions are far from uniform.
+    """Return a random model with transformers' attention and large weights, so that distributions are far from uniform.
 
     Its "eager" attention takes the softmax in float32 even in a float64 model; "sdpa" does not.
     """
@@ -70,7 +70,7 @@ def engine_for(
     max_context: int = 128,
     static_steps: bool | None = None,
 ) -> InProcessEngine:
-    """An engine with the reference's weights, given at construction (version -1)."""
+    """Return an engine with the reference's weights, given at construction (version -1)."""
     register_attention()
     model = AutoModelForCausalLM.from_config(deepcopy(reference.config), attn_implementation=ATTENTION_NAME)
     model = model.to(reference.dtype)
@@ -94,7 +94,7 @@ def request_for(
 
 
 def mixed_requests(count: int = 6, **options: Any) -> list[RolloutRequest]:
-    """Prompts of different and of equal lengths."""
+    """Return prompts of different and of equal lengths."""
     generator = torch.Generator().manual_seed(3)
     lengths = [5, 3, 5, 9, 1, 3, 7, 5, 2, 4][:count]
     prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
@@ -123,7 +123,7 @@ def make_requests() -> Callable[..., list[RolloutRequest]]:
 
 @pytest.fixture(scope="session")
 def save_tiny_model() -> Callable[..., None]:
-    """Saves a random model with a tokenizer and a chat template, for engines that load folders themselves."""
+    """Save a random model with a tokenizer and a chat template, for engines that load folders themselves."""
 
     def save(folder: Path, *, head_dim: int = 32, padding: int = 0, tied: bool = False) -> None:
         words = {word: place for place, word in enumerate(["<end>", "<unk>", *(f"w{n}" for n in range(VOCAB - 2))])}
@@ -140,7 +140,7 @@ def save_tiny_model() -> Callable[..., None]:
                     parameter.normal_(0.0, 0.2)
                 else:
                     parameter.uniform_(0.5, 1.5)
-        model.generation_config.do_sample = True  # transformers' server would be greedy whatever it is asked
+        model.generation_config.do_sample = True  # transformers' server would otherwise ignore the temperature
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
 

@@ -1,4 +1,4 @@
-"""Episodes on the in-process engine: the tokens of every turn, what is learned from, and what fails."""
+"""Episodes on the in-process engine: the tokens of every turn, the trained tokens, and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from magicrl.rollout.episodes import EpisodeEngine, with_observation, with_turn
 from magicrl.rollout.in_process import InProcessEngine
 
 ENDS = frozenset({0, 1, 2, 3, 4, 5, 6, 7})
-"""A fifth of the vocabulary: turns are short."""
+"""A fifth of the vocabulary, so that turns are short."""
 
 GAME = """
     from pathlib import Path
@@ -48,7 +48,7 @@ GAME = """
 
 
 class Encoder:
-    """Text is numbers, which are tokens; an observation is preceded by token 39."""
+    """Encoder of texts of numbers, which are tokens. An observation is preceded by token 39."""
 
     def observation(self, problem: Problem, text: str, max_tokens: int | None = None) -> NDArray[np.int32]:
         return frozen_tokens([39, *map(int, text.split())][:max_tokens])
@@ -66,7 +66,7 @@ def game(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def workers() -> Generator[EnvironmentPool]:
-    """One pool for all engines here: a worker takes a second to start."""
+    """Return one pool for all engines here: a worker takes a second to start."""
     with EnvironmentPool(EnvironmentConfig(memory_limit_mb=512)) as pool:
         yield pool
 
@@ -106,7 +106,7 @@ def tokens_of(groups: Sequence[RolloutGroup]) -> list[list[list[int]]]:
 def test_every_turn_is_what_a_request_for_it_gives(
     make_episodes: Any, make_requests: Any, game: str, limit: int
 ) -> None:
-    """Turn by turn by hand, on an engine without episodes, with its own sum of the numbers."""
+    """Make turn by turn by hand, on an engine without episodes, with its own sum of the numbers."""
     engine = make_episodes()
     groups = run(engine, asked(make_requests, game, limit=limit))
     plain, several = make_episodes()._engine, 0
@@ -177,7 +177,7 @@ def test_rows_change_no_token(make_episodes: Any, make_requests: Any, game: str,
 
 
 def test_room_is_made_once(make_episodes: Any, make_requests: Any, game: str) -> None:
-    """A further turn, whose prompt is longer, waits for no new cache."""
+    """Another turn, with a longer prompt, must not wait for a new cache."""
     engine = make_episodes()
     engine.submit(asked(make_requests, game))
     engine._advance()
@@ -188,7 +188,7 @@ def test_room_is_made_once(make_episodes: Any, make_requests: Any, game: str) ->
 
 @pytest.mark.parametrize("rows", [3, 8])
 def test_a_resumed_engine_goes_on_bit_for_bit(make_episodes: Any, make_requests: Any, game: str, rows: int) -> None:
-    """With several turns of one draw in flight, by the snapshot's own path; further turns start after it."""
+    """Interrupt with several turns of one draw in flight, by the snapshot's path. Further turns start after it."""
     whole, stopped, other = (make_episodes(max_rows=rows) for _ in range(3))
     requests = asked(make_requests, game)
     whole.submit(requests)
@@ -217,7 +217,7 @@ def test_interrupted_episodes_go_on_where_they_were(make_episodes: Any, make_req
     assert any(c.episode is not None and c.episode.observed for r in begun for _, c in r.begun)
     other.submit(begun)
     other.advance(7)
-    other.submit(other.interrupt(keep=True))  # and once more, in the middle of what was given
+    other.submit(other.interrupt(keep=True))  # and once more, in the middle of the restored responses
     assert tokens_of(sorted([*before, *other.finished()], key=lambda g: g.request.draw)) == tokens_of(whole)
     assert engine.interrupt() == []
     assert run(engine, requests[:1])[0].completions[0].tokens.tolist() == whole[0].completions[0].tokens.tolist()

@@ -80,7 +80,7 @@ def groups_of(engine: InProcessEngine, rng: Generator, tau: float) -> list[Rollo
 
 
 def samples_of(groups: list[RolloutGroup], rng: Generator) -> tuple[list[TrainSample], list[Any]]:
-    """In a random order, and each one's entropies."""
+    """Return samples in a random order, and each one's entropies."""
     found = [
         (train_sample(group.request.prompt_tokens, c.tokens, sampler_logprobs=c.sampler_logprobs), c.sampler_entropies)
         for group in groups
@@ -91,7 +91,7 @@ def samples_of(groups: list[RolloutGroup], rng: Generator) -> tuple[list[TrainSa
 
 
 def differing(seed: int) -> int:
-    """Log-probs and entropies that differ between an engine and a scorer of one random case."""
+    """Return log-probs and entropies that differ between an engine and a scorer of one random case."""
     rng = np.random.default_rng(seed)
     kind, dtype = list(CONFIGS)[seed % len(CONFIGS)], (torch.float32, torch.bfloat16)[seed // len(CONFIGS) % 2]
     tau = float(rng.choice([1.0, 0.6, 0.9]))
@@ -126,7 +126,7 @@ def test_without_it_nearly_every_packing_shows() -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_kernels_of_decoding_have_no_part_in_it(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their roundings are their own; a bfloat16 engine that need not be exact uses them where the machine has them."""
+    """Kernels round differently. A bfloat16 engine that need not be exact uses them where the machine has them."""
     asked = list[torch.dtype]()
     monkeypatch.setattr(cpu_kernels, "library", lambda: asked.append(torch.bfloat16))
     engine = engine_of(model_of("llama-one-head", torch.bfloat16, 0), 4, exact=exact)

@@ -20,7 +20,7 @@ Outputs = dict[tuple[int, int], tuple[Any, ...]]
 
 
 def outputs(groups: list[RolloutGroup]) -> Outputs:
-    """Everything but the seconds, by draw and sample."""
+    """Return everything except times, by draw and sample."""
     return {
         (group.request.draw, index): (
             c.tokens.tolist(),
@@ -63,7 +63,7 @@ def expected_logprobs(models: list[Any], versions: list[int], prompt: list[int],
 
 @pytest.mark.parametrize("kind", ["llama", "gemma3"])
 def test_new_weights_between_two_tokens(make_reference: Make, make_engine: Make, make_request: Make, kind: str) -> None:
-    """Weights 0 sample three tokens a row, 1 two more, 2 the rest; the cache stays what each of them made of it."""
+    """Weights 0 sample three tokens per row, 1 two more, 2 the rest. The cache keeps the keys and values of each."""
     models = [make_reference(kind, seed=n) for n in range(3)]
     engine = make_engine(models[0])
     assert engine.capabilities.in_flight
@@ -89,7 +89,7 @@ def test_new_weights_between_two_tokens(make_reference: Make, make_engine: Make,
 def test_the_first_token_after_an_old_prompt_is_of_the_old_weights(
     make_reference: Make, make_engine: Make, make_request: Make
 ) -> None:
-    """Two rows for four samples: the later two start from the prompt that the first weights computed."""
+    """Two rows serve four samples: the later two start from the prompt that the first weights computed."""
     models = [make_reference("llama", seed=n) for n in range(2)]
     engine = make_engine(models[0], max_rows=2)
     engine.load_weights(models[0].state_dict(), 5)
@@ -122,7 +122,7 @@ def test_stopping_to_listen_loses_no_group(make_reference: Make, make_engine: Ma
 def test_interrupted_responses_go_on_where_they_were(
     make_reference: Make, make_engine: Make, make_requests: Make, rows: int
 ) -> None:
-    """The same weights, another engine: the same tokens; what was sampled before keeps its log-probs to the bit."""
+    """Load the same weights into another engine: it must give the same tokens and keep earlier log-probs to the bit."""
     reference = make_reference("llama")
     ends = frozenset({3, 4})
     engine, other = (make_engine(reference, end_tokens=ends, max_rows=rows) for _ in range(2))
@@ -138,7 +138,7 @@ def test_interrupted_responses_go_on_where_they_were(
     assert sum(len(c) for c in partial.values()) + sum(g.num_tokens for g in before) >= 60
     other.submit(begun)
     other.advance(7)
-    other.submit(other.interrupt(keep=True))  # and once more, in the middle of what was given
+    other.submit(other.interrupt(keep=True))  # and once more, in the middle of the restored responses
     after = outputs([*before, *other.finished()])
     assert tokens_of(after) == tokens_of(whole)
     for key, c in partial.items():
@@ -177,7 +177,7 @@ def fields(request: Any, *, limit: int) -> dict[str, Any]:
 def test_a_resumed_engine_goes_on_bit_for_bit(
     make_reference: Make, make_engine: Make, make_requests: Make, make_request: Make, tmp_path: Path, rows: int
 ) -> None:
-    """New weights and requests before and after the checkpoint; with three rows a group is cut in two."""
+    """New weights and requests come before and after the checkpoint. With three rows a group is split."""
     models = [make_reference("qwen2-bias", seed=n, dtype=torch.float32) for n in range(3)]
 
     def engine_at(version: int) -> Any:
@@ -239,5 +239,5 @@ def test_an_evaluation_beside_it_disturbs_nothing(
 
 
 def test_no_completions_go_through_a_checkpoint() -> None:
-    """A kill while none of the responses under way has ended."""
+    """Kill while none of the responses under way has ended."""
     assert unpack_completions("held", pack_completions("held", [])) == []

@@ -1,4 +1,4 @@
-"""The engine against plain transformers: exact log-probs and entropies, greedy decoding, batches, ends and errors."""
+"""The engine compared with plain transformers: log-probs and entropies, greedy decoding, batches, ends and errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Make = Callable[..., Any]
 
 
 def drain(engine: InProcessEngine, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-    """All groups, in issue order."""
+    """Return all groups, in the order of their requests."""
     engine.submit(requests)
     return sorted(engine.finished(), key=lambda g: g.request.draw)
 
@@ -33,14 +33,14 @@ def tokens_of(groups: Sequence[RolloutGroup]) -> list[list[list[int]]]:
 def reference_distribution(
     model: Any, request: RolloutRequest, tokens: Sequence[int], tau: float, valid: int
 ) -> torch.Tensor:
-    """Log-probabilities ``[T, valid]`` of every response position by one full forward."""
+    """Return log-probabilities ``[T, valid]`` of every response position by one full forward pass."""
     ids = torch.tensor([[*request.prompt_tokens.tolist(), *tokens]])
     logits = model(input_ids=ids).logits[0, len(request.prompt_tokens) - 1 : -1, :valid]
     return torch.log_softmax(logits / tau, dim=-1)
 
 
 def largest_errors(model: Any, groups: Sequence[RolloutGroup], tau: float, valid: int = 40) -> tuple[float, float]:
-    """Largest error of a sampler log-prob and of an entropy over all completions."""
+    """Return the largest error of a sampler log-prob and of an entropy over all completions."""
     worst = [0.0, 0.0]
     for group in groups:
         for completion in group.completions:
@@ -66,7 +66,7 @@ def test_logprobs_and_entropies_equal_a_full_forward(
     bound: float,
     tau: float,
 ) -> None:
-    """The records hold float32, so that in float64 only their rounding is left (values up to 8: 2.4e-7)."""
+    """The records hold float32, so in float64 only their rounding remains (values up to 8: 2.4e-7)."""
     model = make_reference(kind, dtype)
     groups = drain(make_engine(model, end_tokens=frozenset({3, 8}), max_rows=7), make_requests(temperature=tau))
     assert max(largest_errors(model, groups, tau)) < bound
@@ -134,7 +134,7 @@ def test_bits_do_not_depend_on_what_was_generated_before(
 
 
 def test_sampling_follows_the_models_distribution(make_reference: Make, make_engine: Make, make_request: Make) -> None:
-    """Chi-square over the first two tokens of 6000 samples, several temperatures."""
+    """Compute chi-square over the first two tokens of 6000 samples, several temperatures."""
     model = make_reference("llama", torch.float32)
     for tau in (1.0, 0.5):
         request = make_request(0, [4, 9, 2], group_size=6000, limit=2, temperature=tau)
@@ -159,7 +159,7 @@ def _fits(counts: Any, probabilities: Any) -> bool:
 
 
 def test_ends_and_truncation(make_reference: Make, make_engine: Make, make_requests: Make) -> None:
-    """Any end token stops and is kept, as the last token and nowhere before; others are cut at T."""
+    """Any end token stops and is kept, as the last token and nowhere before. Others are truncated at T."""
     ends = frozenset({5, 11, 17})
     requests = make_requests(count=10, limit=15)
     groups = drain(make_engine(make_reference("llama"), end_tokens=ends), requests)
@@ -238,7 +238,7 @@ def test_a_prompt_is_computed_once_for_its_group(make_reference: Make, make_engi
 def test_rows_fill_in_issue_order_and_ended_ones_leave(
     make_reference: Make, make_engine: Make, make_request: Make
 ) -> None:
-    """One-token requests behind a long one on two rows: they finish in their order, the long one last."""
+    """One-token requests after a long one on two rows finish in their order, the long one last."""
     engine = make_engine(make_reference("llama"), max_rows=2)
     engine.submit([make_request(0, [1, 2], group_size=1, limit=40)])
     engine.submit([make_request(d, [3, d], group_size=2, limit=3) for d in range(1, 6)])
@@ -257,7 +257,7 @@ def test_groups_stream_and_requests_may_come_while_generating(
     for group in engine.finished():
         order.append(group.request.draw)
         if group.request.draw == 0:
-            engine.submit([make_request(2, [5, 6, 7], limit=60)])  # longer than the cache: waits for its rebuilding
+            engine.submit([make_request(2, [5, 6, 7], limit=60)])  # longer than the cache: waits until it is rebuilt
     assert order == [0, 1, 2]
     later = drain(make_engine(model), [make_request(2, [5, 6, 7], limit=60)])
     engine.submit([make_request(2, [5, 6, 7], limit=60)])
@@ -280,7 +280,7 @@ def test_an_interrupt_returns_the_unfinished_and_leaves_a_usable_engine(
 
 
 def test_loaded_weights_are_the_ones_that_sample(make_reference: Make, make_engine: Make, make_requests: Make) -> None:
-    """Tied weights may have one name or both; float64 weights are cast to float32."""
+    """Use tied weights with one name or both. float64 weights are cast to float32."""
     for kind in ("llama", "llama-tied"):
         old, new = make_reference(kind, torch.float32), make_reference(kind, torch.float64, seed=5)
         engine = make_engine(old)
@@ -298,7 +298,7 @@ def test_loaded_weights_are_the_ones_that_sample(make_reference: Make, make_engi
 def test_bfloat16_weights_sample_near_their_float32_policy(
     make_reference: Make, make_engine: Make, make_requests: Make
 ) -> None:
-    """Mean distance of log-probs about 2^-8 of values near 3; float32 weights are cast on loading."""
+    """The mean distance of log-probs is about 2^-8 of values near 3. float32 weights are cast on loading."""
     model = make_reference("qwen3-qknorm", torch.float32)
     engine = make_engine(make_reference("qwen3-qknorm", torch.bfloat16, seed=9))
     engine.load_weights(model.state_dict(), 1)
@@ -367,7 +367,7 @@ def test_requests_that_cannot_be_served_name_the_problem(
 def test_the_memory_limit_gives_fewer_rows_or_a_clear_error(
     make_reference: Make, make_engine: Make, make_request: Make
 ) -> None:
-    """Two layers x 2 heads x (8 + 8) values x 8 bytes = 512 bytes a token: 1 MiB holds 20 rows of 102 tokens."""
+    """Two layers x 2 heads x (8 + 8) values x 8 bytes = 512 bytes per token: 1 MiB holds 20 rows of 102 tokens."""
     engine = make_engine(make_reference("llama"), memory_limit_mb=1, max_rows=64)
     assert isinstance(engine, RolloutEngine)
     assert len(drain(engine, [make_request(0, [1, 2], limit=100, group_size=30)])[0].completions) == 30
@@ -392,7 +392,7 @@ def test_broken_weights_are_an_error(make_reference: Make, make_engine: Make, ma
 def test_samples_asked_for_later_are_the_same_and_come_one_by_one(
     make_reference: Make, make_engine: Make, make_requests: Make
 ) -> None:
-    """A resumed evaluation requests only the missing samples, and they are the same as without the interruption."""
+    """A resumed evaluation requests only the missing samples, and they equal those of an uninterrupted one."""
     model, ends = make_reference("llama", dtype=torch.float64), frozenset({1, 2, 3})
     requests = make_requests(count=3, limit=20)
     whole = drain(make_engine(model, end_tokens=ends), requests)

@@ -1,4 +1,4 @@
-"""The client of OpenAI-compatible servers against a real HTTP server that a test scripts, trouble included."""
+"""The client of OpenAI-compatible servers with a real, scripted HTTP server, including faults."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from magicrl_verifiers.service import VerifierPool
 
 @dataclass(kw_only=True)
 class Reply(json_server.Reply):
-    """``hold`` is waited for before it is sent."""
+    """A reply. ``hold`` is waited for before it is sent."""
 
     hold: threading.Event | None = None
 
 
 class ScriptedServer:
-    """``answer`` maps a request to its reply; every request is kept in ``asked``."""
+    """A server. ``answer`` maps a request to its reply, and every request is kept in ``asked``."""
 
     def __init__(self, answer: Callable[[Asked], Reply]) -> None:
         self.url = ""
@@ -84,7 +84,7 @@ def completion(
 
 @contextmanager
 def scripted(answer: Callable[[Asked], Reply]) -> Generator[ScriptedServer]:
-    """A server on a free port; ``answer`` sees the posts, the model list holds ``tiny`` unless it answers that too."""
+    """Start a server on a free port. ``answer`` replies to posts, and the model list holds ``tiny`` by default."""
 
     server = ScriptedServer(answer)
     with json_server.json_server(server.handle) as server.url:
@@ -115,7 +115,7 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def listing(answer: Callable[[Asked], Reply], **fields: Any) -> Callable[[Asked], Reply]:
-    """Answers the model list; the rest is ``answer``'s."""
+    """Return an answer to the model list; other requests go to ``answer``."""
     return lambda asked: models("tiny", **fields) if asked.body is None else answer(asked)
 
 
@@ -137,7 +137,7 @@ def test_every_sample_is_asked_for_once_with_its_own_repeatable_seed() -> None:
     sent = server.posts[0].body
     assert server.posts[0].path == "/v1/completions"
     assert (sent["prompt"], sent["temperature"], sent["top_p"], sent["max_tokens"]) == (PROBLEM_TEXT, 0.7, 1.0, 8)
-    assert not {"top_k", "return_token_ids", "logprobs"} & sent.keys()  # other servers refuse what they do not know
+    assert not {"top_k", "return_token_ids", "logprobs"} & sent.keys()  # other servers reject unknown fields
 
 
 def indexed(group: RolloutGroup) -> list[tuple[int, Any]]:
@@ -235,7 +235,7 @@ def test_fields_are_added_left_out_and_renamed() -> None:
 
 
 def test_trouble_that_passes_is_tried_again() -> None:
-    """429 with and without a wait asked for, 5xx, a torn answer, a closed connection, an answer that never comes."""
+    """Try 429 with and without a requested wait, 5xx, a truncated answer, a closed connection, and a timeout."""
     never = threading.Event()
     troubles = iter(
         [
@@ -439,7 +439,7 @@ def test_after_an_interrupt_the_unfinished_are_returned_and_the_engine_goes_on()
 def test_a_servers_weights_are_its_own() -> None:
     with scripted(listing(lambda asked: completion())) as server, engine_on(server) as engine:
         engine.load_weights({}, 0)
-        with pytest.raises(ValueError, match="cannot load version 1"):
+        with pytest.raises(ValueError, match="cannot load the weights of version 1"):
             engine.load_weights({}, 1)
 
 
@@ -497,7 +497,7 @@ def test_what_had_arrived_is_judged_and_written_when_a_server_fails() -> None:
 
     rows: list[SampleRow] = []
     plan = SamplingPlan(samples=1, temperature=1.0, max_tokens=16, seed=3)
-    # the verifier's worker is still starting when the last request is refused
+    # the verifier's worker is still starting when the last request is rejected
     with (
         scripted(listing(answer)) as server,
         VerifierPool() as judge,

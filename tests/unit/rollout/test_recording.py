@@ -1,4 +1,4 @@
-"""Recorded rollouts come back as they were, and replay serves them only to the run that they belong to."""
+"""Recorded rollouts are read back unchanged, and replay serves them only to the run that they belong to."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def same(left: RolloutGroup, right: RolloutGroup) -> bool:
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    """Two steps, groups of different sizes, one without entropies; files are read in draw order."""
+    """Use two steps, groups of different sizes, one without entropies. Files are read in draw order."""
     first, second = scored_group(4), scored_group(2, (5, 5), entropies=False)
     third = scored_group(11, (2, 0, 4))
     write_rollouts(tmp_path / "step-000002.parquet", 2, [third])
@@ -121,7 +121,7 @@ def test_episodes_are_kept_and_older_recordings_have_none(tmp_path: Path) -> Non
     (read,) = read_rollouts(tmp_path)
     assert [c.episode for c in read.completions] == episodes
     assert [c.num_sampled for c in read.completions] == [3, 1, 3]
-    # T = 5 limits what the model wrote: the response of six tokens has three, and the context holds the others as well
+    # T = 5 limits the model's tokens: the response of six tokens has three, and the context holds the others as well
     engine = ReplayEngine([read])
     assert engine.max_context == 2 + 5 + 3
     asked = read.request
@@ -207,9 +207,9 @@ def test_replay_refuses_another_run() -> None:
     sampling = asked.sampling
     for changed, message in (
         (replace(asked, draw=4), "draw 4 .* was not recorded"),
-        (replace(asked, problem=replace(asked.problem, id="other")), "problem p3, asked for is other"),
+        (replace(asked, problem=replace(asked.problem, id="other")), "problem p3, but the request has other"),
         (replace(asked, prompt_tokens=frozen_tokens([1])), "prompt"),
-        (replace(asked, group_size=2), "group size 3, asked for is 2"),
+        (replace(asked, group_size=2), "group size 3, but the request has 2"),
         (replace(asked, sampling=replace(sampling, temperature=1.0)), "temperature 0.6"),
         (replace(asked, sampling=replace(sampling, max_tokens=4)), "5 tokens, max_tokens is now 4"),
     ):

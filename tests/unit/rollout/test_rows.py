@@ -1,4 +1,4 @@
-"""Rows in flight stay by descending length whatever ends, and the moves that are reported are the ones to be made."""
+"""Rows in flight stay in order of descending length, and the reported moves are complete."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def _group(order: int, samples: int) -> GroupProgress:
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), cohorts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=5))
 def test_rows_stay_by_descending_length_and_moves_are_complete(data: Any, cohorts: list[tuple[int, int]]) -> None:
-    """Groups start one after the other with steps between; then any rows end. A cache that only makes the reported
-    moves holds in every row what the table says, as far as it is filled."""
+    """Start groups one after the other with steps between, then end arbitrary rows.
+
+    A cache that makes only the reported moves must hold in every row what the table says, as far as it is filled.
+    """
     table = RowTable(24, 99)
     for order, (samples, steps) in enumerate(cohorts):
         table.start(_group(order, samples), samples, 0)
@@ -58,7 +60,7 @@ def test_rows_stay_by_descending_length_and_moves_are_complete(data: Any, cohort
 
 
 def test_few_rows_move_when_one_of_many_ends() -> None:
-    """Three lengths of eight rows each: at most one move a length."""
+    """Use three lengths of eight rows each: at most one move per length."""
     table = RowTable(24, 9)
     for order in range(3):
         table.start(_group(order, 8), 8, 0)
@@ -77,7 +79,7 @@ def test_a_prompt_that_moves_is_found_again() -> None:
 
 
 def test_every_position_has_its_own_random_number() -> None:
-    """Whatever the length of the response and the place of its row."""
+    """Check for any length of the response and any place of its row."""
     table = RowTable(4, 200)
     table.start(_group(3, 2), 2, 0)
     found = []

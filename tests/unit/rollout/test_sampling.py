@@ -1,6 +1,6 @@
-"""The generator against its published vectors, and the properties that rollouts rely on.
+"""The generator compared with its published vectors, and the properties that rollouts rely on.
 
-Sampling against the textbook: one cumulative sum in float64, every block boundary and rounding edge.
+Also sampling compared with the textbook: one cumulative sum in float64, every block boundary and rounding edge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from magicrl.rollout.sampling import philox4x32, sample_tokens, uniforms
     ],
 )
 def test_known_answers(counter: tuple[int, ...], key: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    """The known-answer vectors that the generator's authors published for philox4x32-10."""
+    """Use the known-answer vectors that the generator's authors published for philox4x32-10."""
     c0, c1, c2, c3 = (np.array([word], dtype=np.uint64) for word in counter)
     k0, k1 = (np.array([word], dtype=np.uint64) for word in key)
     assert tuple(int(word[0]) for word in philox4x32((c0, c1, c2, c3), (k0, k1))) == expected
@@ -88,7 +88,7 @@ def test_equals_one_cumulative_sum(vocab: int, dtype: torch.dtype) -> None:
 
 
 def test_by_hand() -> None:
-    """Probabilities 1/2, 1/4, 1/4: u = 0.4999 takes the first, 0.5 and 0.7499 the second, 0.75 the third."""
+    """Probabilities are 1/2, 1/4, 1/4: u = 0.4999 takes the first, 0.5 and 0.7499 the second, 0.75 the third."""
     logits = torch.log(torch.tensor([[2.0, 1.0, 1.0]], dtype=torch.float64)).expand(4, -1)
     tokens, logprobs, entropies = sample_tokens(logits, np.ones(4), np.array([0.4999, 0.5, 0.7499, 0.7501]), 3)
     assert tokens.tolist() == [0, 1, 1, 2]
@@ -99,7 +99,7 @@ def test_by_hand() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("vocab", [40, 700])
 def test_edges_never_take_an_impossible_token(vocab: int, dtype: torch.dtype) -> None:
-    """u = 0 and the largest u below 1, with impossible tokens at both ends, in blocks and as a whole block."""
+    """Use u = 0 and the largest u below 1, with impossible tokens at both ends, in blocks and as a whole block."""
     logits = torch.zeros(3, vocab, dtype=dtype)
     logits[:, :3] = -float("inf")
     logits[:, -5:] = -float("inf")
@@ -115,7 +115,7 @@ def test_edges_never_take_an_impossible_token(vocab: int, dtype: torch.dtype) ->
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_token_of_a_large_flat_vocabulary_can_come(dtype: torch.dtype) -> None:
-    """One u in the middle of each token's interval gives that token: 1000 tokens, four blocks."""
+    """Use a u in the middle of each token's interval: 1000 tokens, four blocks."""
     points = (np.arange(1000) + 0.5) / 1000
     tokens, *_ = sample_tokens(torch.zeros(1000, 1000, dtype=dtype), np.ones(1000), points, 1000)
     assert tokens.tolist() == list(range(1000))

@@ -1,4 +1,4 @@
-"""Decoding in steps of fixed shapes: the same responses, and nothing in a step that a CUDA graph could not repeat."""
+"""Decoding in steps of fixed shapes: the same responses, and only operations that a CUDA graph can repeat."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def assert_same(one: list[RolloutGroup], other: list[RolloutGroup]) -> None:
 
 @pytest.fixture
 def static_engine(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Engines with fixed shapes; lengths are rounded up to few tokens, so that shapes change on the way."""
+    """Return engines with fixed shapes. Lengths are rounded up to few tokens, so that shapes change on the way."""
     monkeypatch.setattr(decoding, "_LEAST", 4)
     return lambda *args, **options: make_engine(*args, static_steps=True, **options)
 
@@ -44,7 +44,7 @@ def static_engine(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_the_same_responses_as_without(
     make_reference: Make, make_engine: Make, static_engine: Make, make_requests: Make, kind: str, rows: int
 ) -> None:
-    """Refills, groups in part, rows that end and move, lengths across several shapes."""
+    """Cover refills, partial groups, rows that end and move, and lengths across several shapes."""
     model = make_reference(kind)
     requests = make_requests(count=10, group_size=3, limit=30)
     plain = drain(make_engine(model, end_tokens=ENDS, max_rows=rows), requests)
@@ -55,7 +55,7 @@ def test_the_same_responses_as_without(
 def test_weights_in_flight_and_snapshots(
     make_reference: Make, make_engine: Make, static_engine: Make, make_requests: Make
 ) -> None:
-    """New weights between two tokens are used, and each kind of engine continues what the other has begun."""
+    """New weights between two tokens take effect, and each kind of engine continues the other's responses."""
     models = [make_reference("llama", seed=seed) for seed in (0, 1)]
     requests = make_requests(count=8, limit=25)
 
@@ -103,7 +103,7 @@ def _ours(make_reference: Make) -> Any:
 
 
 class Noted(TorchDispatchMode):
-    """Every operation with the shapes of its tensors and the addresses of those made before."""
+    """Recorder of every operation with the shapes of its tensors and the addresses of earlier ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,8 +120,10 @@ SYNCHRONISES = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique
 
 @torch.inference_mode()
 def test_a_step_does_the_same_whatever_it_is_about(make_reference: Make) -> None:
-    """Condition of a graph: with other tokens, lengths and owners of one shape the same operations on the same shapes
-    follow, none of which waits for the device."""
+    """Check the condition of a graph with other tokens, lengths and owners of one shape.
+
+    The same operations on the same shapes must follow, and none may wait for the device.
+    """
     model = _ours(make_reference)
     cache = SlotCache(probe_cache_shape(model, torch.device("cpu")), 8, 20, 100, torch.device("cpu"), whole=True)
     decoder = static_decoder(fused_decoder(model), model)

@@ -1,6 +1,6 @@
-"""LoRA adapters alone go to vLLM: it samples with the policy that the learner trains, version by version.
+"""Only LoRA adapters go to vLLM: it samples with the policy that the learner trains, version by version.
 
-vLLM changes the process it runs in, so it runs in one of its own, once for all tests, as in ``test_vllm_engine.py``.
+vLLM changes its process, so it runs in a separate one, once for all tests, as in ``test_vllm_engine.py``.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def seen(folder: Path) -> dict[str, Any]:
 
 
 def assert_of_their_versions(rows: list[dict[str, Any]], folder: Path) -> None:
-    """Each token's log-prob is that of the merged weights of the version that sampled it."""
+    """Check that each token's log-prob is that of the merged weights of the version that sampled it."""
     generations = torch.load(folder / "seen.json.weights")
     found: list[Any] = []
     for weights in generations:
@@ -203,7 +203,7 @@ def test_what_a_recipe_asks_for_reaches_the_engine(
     assert layers == set(LoraConfig().target_modules)
     assert not caplog.records
     assert make() is None
-    assert "merged weights after each update, not the adapters alone: with adapters its CPU build" in caplog.text
+    assert "merged weights after each update, not only the adapters: with adapters its CPU build" in caplog.text
     refuses = True
     with pytest.raises(RecipeError, match=r"rollout\.vllm\.adapters: it has 0 of 14"):
         make(True)

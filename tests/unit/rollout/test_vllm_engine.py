@@ -1,6 +1,6 @@
-"""vLLM's offline engine on a tiny model: what it reports is what the learner computes, sample by sample.
+"""vLLM's offline engine on a tiny model: its reports equal the learner's values, sample by sample.
 
-vLLM changes the process it runs in, so it runs in one of its own, once for all tests, since that takes half a minute.
+vLLM changes its process, so it runs in a separate one, once for all tests, since that takes half a minute.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PROMPTS = [[5, 6, 7], [9, 8, 3] * 15, [4, 12], [2]]  # the second fills a block 
 TEMPERATURES = [0.7, 0.7, 1.0, 0.0]
 LIMIT = 24
 
-# what the child does; it writes what it saw, the tests judge
+# code of the child process, which writes what it observed; the tests check it
 SCENARIO = """
 import json, random, sys
 from concurrent.futures import ThreadPoolExecutor
@@ -172,7 +172,8 @@ json.dump(seen, open(out, "w"))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, save_tiny_model: Callable[..., None]) -> Path:
     path = tmp_path_factory.mktemp("models")
-    save_tiny_model(path / "tiny", padding=2000, tied=True)  # more than a request may have biases on a GPU
+    # more tokens than a request may have biases on a GPU
+    save_tiny_model(path / "tiny", padding=2000, tied=True)
     save_tiny_model(path / "heads-of-16", head_dim=16)
     return path
 

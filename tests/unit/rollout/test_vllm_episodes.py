@@ -1,6 +1,6 @@
-"""vLLM with an environment: turns and observations of its episodes are what the learner scores, token by token.
+"""vLLM with an environment: the learner scores exactly the turns and observations of its episodes, token by token.
 
-In a process of its own, as in ``test_vllm_engine.py``.
+It runs in a separate process, as in ``test_vllm_engine.py``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_every_token_of_an_episode_is_sampled_by_the_learners_weights(tmp_path: 
         "entropy": {"controller": "fixed", "alpha": 0.1, "estimator": "exact" if staleness else "sampled"},
         "algorithm": {"reject_zero_advantage": False, "correction": "tis"},
         "optimizer": {"learning_rate": 1e-3},
-        # a random model ends a turn once in some thirty tokens
+        # a random model ends a turn about every thirty tokens
         "stages": [{"max_tokens": 120, "rollout_batch": 4, "group_size": 4, "max_steps": 4}],
     }
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe))

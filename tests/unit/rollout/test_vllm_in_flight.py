@@ -1,6 +1,6 @@
-"""vLLM asked ahead: what is under way outlives new weights, evaluations, interruptions and a killed run.
+"""vLLM with requests ahead: responses under way survive new weights, evaluations, interruptions and a killed run.
 
-In a process of its own, as in ``test_vllm_engine.py``; it writes what it saw, the tests judge.
+It runs in a separate process, as in ``test_vllm_engine.py``, which writes what it observed. The tests check it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ run_training(config, folder / "run", NullObserver(), resume=True)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the process wrote: ``seen.json``, and a run that was killed after its third step and resumed."""
+    """Return the process' files: ``seen.json``, and a run that was killed after its third step and resumed."""
     path = tmp_path_factory.mktemp("vllm")
     save_tiny(path / "model")
     problems = {"family": "running_sum", "seed": 1}
@@ -139,10 +139,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "max_rows": ROWS,
             "memory_limit_mb": 64,
             "max_staleness": 2,
-            # every token's log-prob is to be the learner's with the weights of its version
+            # every token's log-prob must be the learner's with the weights of its version
             "vllm": {"keep_caches": False},
         },
-        # a random model solves nothing: entropy alone moves the weights, so that there are versions to tell apart
+        # a random model solves nothing: only entropy moves the weights, so that versions differ
         "entropy": {"controller": "fixed", "alpha": 0.5},
         "algorithm": {"reject_zero_advantage": False, "correction": "tis"},
         "optimizer": {"learning_rate": 1e-3},
@@ -168,7 +168,7 @@ def by_place(rows: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]
 
 
 def of_their_weights(rows: list[dict[str, Any]]) -> None:
-    """Every token's log-prob is the learner's with the weights that the completion names for it."""
+    """Check that every token's log-prob is the learner's with the weights that the completion names for it."""
     for row in rows:
         wanted = [row["learned"][version][place] for place, version in enumerate(row["versions"])]
         np.testing.assert_allclose(row["logprobs"], wanted, atol=1e-4)
@@ -177,7 +177,7 @@ def of_their_weights(rows: list[dict[str, Any]]) -> None:
 
 
 def goes_on(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> None:
-    """What there was is the beginning of what there is, to the bit."""
+    """Check that the earlier tokens are the beginning of the present ones, to the bit."""
     places = by_place(rows)
     for row in kept:
         whole, known = places[row["draw"], row["index"]], len(row["tokens"])
@@ -188,7 +188,7 @@ def goes_on(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> None:
 def test_it_works_on_while_the_learner_does_and_tells_what_has_ended(seen: dict[str, Any]) -> None:
     assert seen["capabilities"] == [True, True]
     assert seen["told at once"] == 0
-    asked = sum(len(row["tokens"]) for row in seen["answer"]) + 1 + 40  # one token was its trial
+    asked = sum(len(row["tokens"]) for row in seen["answer"]) + 1 + 40  # one token was the engine's trial
     assert asked <= seen["sampled"] < asked + ROWS
     assert seen["busy"] > 0
     assert seen["turns"] == [[draw, index] for draw in range(2) for index in range(GROUP)]

@@ -18,7 +18,7 @@ from magicrl.rollout.vllm_weights import as_saved, check_shapes, saved_shapes
 
 @pytest.mark.parametrize("name", ["Mixtral", "DeepSeek-V3", "Gemma 4"])
 def test_a_learners_weights_become_those_of_its_folder(name: str, tmp_path: Path) -> None:
-    """Stacked experts are cut, and what the learner does not train is taken from the files."""
+    """Stacked experts are split, and tensors that the learner does not train come from the files."""
     save_policy(plain_model(CASES[name], pad_token_id=0), vllm_cases.TOKENIZER, tmp_path / "model")
     learner = dict(load_policy(tmp_path / "model").model.named_parameters())
     shapes = saved_shapes(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""The pinned vLLM as the code takes it: versions, inner names, the executor, both interfaces of the padding's mask."""
+"""Assumptions about the pinned vLLM: versions, inner names, the executor, both interfaces of the padding's mask."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from magicrl.rollout.vllm_engine import WRITTEN_FOR, check_version, engine_optio
 ROOT = Path(__file__).resolve().parents[3]
 REPLICA = {"valid_vocab": 40, "on_gpu": False, "adapters": None}
 
-# in a process of its own, since vLLM changes the one it runs in
+# in a separate process, since vLLM changes its process
 SCENARIO = """
 import inspect, json, os, sys, types
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -144,7 +144,7 @@ def test_a_replica_s_workers_are_never_ray_s() -> None:
 
 
 def test_a_short_limit_makes_llama_4_no_other_model(tmp_path: Path) -> None:
-    # vLLM itself scales the queries of its layers without positions in contexts of over 32,768 tokens alone
+    # vLLM itself scales the queries of its layers without positions only in contexts of over 32,768 tokens
     for written in ({"attn_temperature_tuning": 1}, {"text_config": {"attn_temperature_tuning": True}}):
         (tmp_path / "config.json").write_text(json.dumps(written))
         options = engine_options(str(tmp_path), EngineSettings(model="x", max_context=512), **REPLICA)

@@ -1,6 +1,6 @@
-"""New weights into vLLM while it samples: what goes on over its old keys and values, and what never sees them.
+"""New weights for vLLM while it samples: responses that continue over old keys and values, and those that never do.
 
-vLLM runs in a process of its own, as in ``test_vllm_engine.py``; it writes what it saw, the tests judge.
+vLLM runs in a separate process, as in ``test_vllm_engine.py``, which writes what it observed. The tests check it.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ class TestUnderWay:
 
 
 class TurnAhead:
-    """An engine of vLLM's that has begun a turn before it told what came of the one before, as on a GPU."""
+    """A vLLM engine that has begun a turn before it reported the previous one, as on a GPU."""
 
     def __init__(self, told: list[str]) -> None:
         self.batch_queue: Any = deque(["turn under the old weights"])

@@ -1,4 +1,4 @@
-"""Stale weights: which version samples, with which tokens, before and after a resume."""
+"""Stale weights: which version samples which tokens, before and after a resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def sampled(engine: Any, request: Any) -> tuple[list[list[int]], set[int]]:
 
 
 def test_the_weights_of_lag_updates_ago_sample(make_reference: Make, make_engine: Make, make_request: Make) -> None:
-    """Versions 0, 1, 2, 3 at lag 2 serve 0, 0, 0, 1; the tokens are those of an engine with these weights."""
+    """Versions 0, 1, 2, 3 at lag 2 serve 0, 0, 0, 1. The tokens are those of an engine with these weights."""
     models = [make_reference("llama", seed=n) for n in range(4)]
     request = make_request(0, [1, 2, 3])
     plain = []
@@ -35,7 +35,7 @@ def test_the_weights_of_lag_updates_ago_sample(make_reference: Make, make_engine
     for version, expected in ((0, 0), (1, 0), (2, 0), (3, 1)):
         weights = {name: p.detach().clone() for name, p in models[version].named_parameters()}
         lagged.load_weights(weights, version)
-        for tensor in weights.values():  # the learner goes on writing into its weights
+        for tensor in weights.values():  # the learner keeps writing into its weights
             tensor.zero_()
         assert lagged.policy_version == expected
         assert sampled(lagged, request) == plain[expected]
@@ -48,7 +48,7 @@ def test_the_weights_of_lag_updates_ago_sample(make_reference: Make, make_engine
 def test_a_restored_engine_serves_what_it_would_have_served(
     make_reference: Make, make_engine: Make, make_request: Make
 ) -> None:
-    """As a session resumes: load the newest weights, then restore; the next update shifts both alike."""
+    """Resume like a session: load the newest weights, then restore. The next update shifts both equally."""
     models = [make_reference("llama-tied", seed=n) for n in range(5)]
     request = make_request(0, [4, 4])
     lagged = LaggedEngine(make_engine(models[0]), lag=1)

@@ -1,4 +1,4 @@
-"""Each check of ``magicrl selfcheck`` holds here, and turns red where a fault is planted in what it checks."""
+"""Each check of ``magicrl selfcheck`` passes here, and fails for a planted fault."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def by_process(problem, response):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A starting model, made once."""
+    """Make a starting model once."""
     return Setup(tmp_path_factory.mktemp("start"), seed=0, quick=True).start
 
 
@@ -148,7 +148,7 @@ def test_a_killed_run_is_compared_and_a_state_that_no_checkpoint_holds_is_notice
     assert "weights" in found.details["plain"]["different"]
 
 
-# --- what was not judged ----------------------------------------------------------------------------------------------
+# --- responses that were not judged -----------------------------------------------------------------------------------
 
 
 def test_a_failed_reward_that_counts_as_wrong_is_noticed(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,6 +234,6 @@ def test_a_verdict_that_is_always_good_is_noticed(setup: Setup, monkeypatch: pyt
 
 
 def test_own_precision_is_in_use() -> None:
-    """A model in float64 has no part in float32, which would hide errors below 1e-7."""
+    """Check that a float64 model has no float32 part, which would hide errors below 1e-7."""
     model = loss.tiny_model()
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float64}

@@ -1,4 +1,4 @@
-"""``magicrl selfcheck``: lines, exit status, JSON and page, whatever the checks give."""
+"""``magicrl selfcheck``: lines, exit status, JSON and page for any results of the checks."""
 
 from __future__ import annotations
 

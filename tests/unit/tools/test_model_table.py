@@ -1,4 +1,4 @@
-"""The page of models is the figures', and has a row for each model type that is tried."""
+"""The page of models contains the measured figures, and has a row for each tested model type."""
 
 from __future__ import annotations
 

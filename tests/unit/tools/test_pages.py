@@ -1,4 +1,4 @@
-"""Pages say what the committed results say, and results can be made again on another machine."""
+"""Pages contain the committed results, and another machine can make the results again."""
 
 from __future__ import annotations
 

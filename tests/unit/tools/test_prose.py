@@ -74,6 +74,15 @@ def test_long_lines_and_words_of_a_page(tmp_path: Path) -> None:
     assert 50 < group.words < 70
 
 
+def test_sentences_end_at_their_mark_and_go_on_in_the_next_line() -> None:
+    page = "# Heading\n\nOne two [three](https://x.y). Four\nfive `six`, 3.1 seven.\n- Eight (nine ten.)\n\n| a |\n"
+    assert prose.sentence_lengths(page) == [3, 4, 3]
+
+
+def test_a_page_that_the_site_generates_is_not_one_by_hand(tmp_path: Path) -> None:
+    assert measured(tmp_path, "metrics.md", "# Metrics\n\n<!-- metrics -->\n").pages == 0
+
+
 def test_a_figure_above_its_limit_is_named() -> None:
     found = {"idioms_per_10000_words": 12.0, "long_lines": 1.0}
     assert prose.exceeded(found, {"idioms_per_10000_words": 12.0, "long_lines": 0}) == ["long_lines"]

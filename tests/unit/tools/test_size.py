@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tools.size import circles, figures
+from tools.size import ROOT, circles, figures
 
 ONE = '''"""Doc
 of two lines."""
@@ -49,6 +49,11 @@ def test_figures_of_two_modules() -> None:
     assert (found["code_lines_per_function"], found["longest_function"]) == (2.3, "one.py:method (4)")
     assert found["private_functions_called_once"] == 1
     assert (found["public_names_with_several_meanings"], found["these_names"]) == (1, "Row")
+
+
+def test_comment_lines_are_counted_in_the_packages_of_the_algorithm() -> None:
+    found = figures({ROOT / "src/magicrl/training/one.py": ONE, Path("other.py"): ONE})
+    assert found["comment_percent"] == "algorithms 0.0, training 6.2, rollout 0.0, models 0.0, distributed 0.0"
 
 
 def test_circles() -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent, kept as asked, refused with a reason when damaged."""
+"""Checkpoints: complete or absent, kept as configured, rejected with a reason when damaged."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make(step: int) -> Checkpoint:
 
 
 def saved(root: Path, checkpoint: Checkpoint, **kept: Any) -> Path:
-    """Written, and waited for."""
+    """Write it, and wait for the end."""
     with CheckpointWriter(root) as writer:
         writer.begin(checkpoint, **kept)
         folder = writer.wait()
@@ -57,7 +57,7 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     latest = load_latest(tmp_path)
     assert latest is not None
     assert latest.step == 5
-    for step in (999_999, 1_000_000):  # a digit more is a later step, though its name is sorted before
+    for step in (999_999, 1_000_000):  # one digit more is a later step, though its name is sorted earlier
         saved(tmp_path, make(step), keep_last=2)
     latest = load_latest(tmp_path)
     assert latest is not None
@@ -85,7 +85,7 @@ def test_rows_of_ranks_are_joined_by_their_place_and_not_by_the_name_of_their_fi
 def test_a_full_disk_leaves_the_last_good_one_and_gives_its_space_back(
     tmp_path: Path, room_for: RoomFor, size: int
 ) -> None:
-    """130 bytes hold the tensors but not the state."""
+    """130 bytes suffice for the tensors but not for the state."""
     saved(tmp_path, make(1), keep_last=2)
     with (
         room_for(size),
@@ -99,7 +99,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_gives_its_space_back(
 
 
 class Held:
-    """Writes of tensors wait until they are let go."""
+    """Writes of tensors that wait until they are released."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._go = threading.Event()
@@ -145,14 +145,14 @@ def test_older_ones_stay_until_the_next_is_whole_and_the_end_waits(
         assert names[1:] == ["step-000001"]
         assert names[0].startswith(".writing-step-000002-")
         threading.Timer(0.2, held.let_go).start()
-        writer.begin(make(3), keep_last=1)  # waits for the one before
+        writer.begin(make(3), keep_last=1)  # waits for the previous one
         assert (tmp_path / "step-000002").is_dir()
     assert [p.name for p in tmp_path.iterdir()] == ["step-000003"]
     assert settled == [names], "the lines of its steps are on the disk before it has its name"
 
 
 class Ranks:
-    """Ranks that write when they are asked to end, or cannot."""
+    """Ranks that write when they have to finish, or fail."""
 
     def __init__(self, error: OSError | None = None) -> None:
         self.kept: list[Path] = []

@@ -1,4 +1,4 @@
-"""Stages and their transitions; which problems a filter removed, by source and difficulty."""
+"""Stages and their transitions, and the problems that a filter removed, by source and difficulty."""
 
 from __future__ import annotations
 

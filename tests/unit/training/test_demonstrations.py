@@ -1,4 +1,4 @@
-"""Worked solutions of one's own as a supervised phase: what is shown, in which order, and what never is."""
+"""Worked solutions of a user as a supervised phase: demonstrations, their order, and texts that are never shown."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_solutions_take_turns(folder: Path) -> None:
         ("apple is first", "exact", ("apple",), False, "apple is first\nThe answer is \\boxed{apple}."),
         ("print(5)\n", "code", ("{}",), False, "```python\nprint(5)\n```"),
         ("So:\n```python\nprint(5)\n```", "code", ("{}",), False, "So:\n```python\nprint(5)\n```"),
-        # it closes the reasoning that the prompt opens
+        # closes the reasoning that the prompt opens
         ("2 + 3\n#### 5", "maths", ("5",), True, "2 + 3\n</think>\n\nThe answer is \\boxed{5}."),
         ("\\boxed{6/2}", "maths", ("6", "3"), True, "\\boxed{6/2}\n</think>\n\nThe answer is \\boxed{6/2}."),
         ("Why\n</think>\n\n\\boxed{5}", "maths", ("5",), True, "Why\n</think>\n\n\\boxed{5}"),

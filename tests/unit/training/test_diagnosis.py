@@ -1,4 +1,4 @@
-"""Why answers give nothing to learn from, and the verdict on a finished run."""
+"""Reasons why answers give nothing to learn from, and the verdict on a finished run."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def test_the_largest_share_is_the_cause(seen: SampledAnswers, cause: str, words:
     assert "100 groups" in found.message
 
 
-# Share of groups with an advantage in the first five steps, groups per step, entropy there in nats, and the accuracy at
-# the training temperature before and after, from studies/results (ablation, variant, start). None of the first eleven
-# gained less than 5 points, none of the last four more.
+# share of groups with an advantage in the first five steps, groups per step, entropy there in nats, and the accuracy at
+# the training temperature before and after, from studies/results (ablation, variant, start); none of the first eleven
+# gained less than 5 points, none of the last four more
 KNOWN = {
     "quickstart": (0.69, 32, 0.51, 0.28, 0.96),
     "smollm2": (0.83, 8, 0.48, 0.22, 0.78),
@@ -190,7 +190,7 @@ def test_an_aborted_response_is_counted_no_more_than_in_training() -> None:
 
 
 def test_answers_that_nobody_could_judge_are_no_diagnosis() -> None:
-    with pytest.raises(ValueError, match="no answer could be judged: check the reference answers"):
+    with pytest.raises(RuntimeError, match="no answer could be judged: check the reference answers"):
         answers_of([], max_tokens=64, judging=ANY_JUDGING)
     unjudged = {"groups/rejected/ratio": 1.0, "train/accuracy/mean": None, "train/truncation/ratio": 0.0}
     assert answers_in([StepMetrics(step=1, stage=0, values=unjudged | {"stage/max_tokens": 64})]) is None
@@ -309,8 +309,8 @@ def test_graded_rewards_are_judged_by_their_mean_on_their_own_scale(gain: float,
         "tokens/sampled": 8,
         "tokens/trained": 8,
     }
-    before = [4.0 + 6.0 * (i % 2) for i in range(200)]  # no answer is ever right
-    # the interval reaches 0.14 to either side: more than 5 % of a share, less than 5 % of the range of these rewards
+    before = [4.0 + 6.0 * (i % 2) for i in range(200)]  # no answer is ever correct
+    # the interval is 0.14 to either side: more than 5 % of a share, less than 5 % of the range of these rewards
     after = [reward + gain + (-1) ** (i // 2) for i, reward in enumerate(before)]
     found = conclude(
         learning_facts(

@@ -1,4 +1,4 @@
-"""Responses to an environment: what it said is in the context and in no count, no mean and no loss."""
+"""Responses to an environment: observations are in the context and in no count, no mean and no loss."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
 from magicrl.training.protocols import Controls
 from magicrl.training.repeating import Attributor
-from magicrl.training.step import buffer_samples, train_samples, with_old_logprobs, with_policy_mask
+from magicrl.training.step import buffer_samples, train_samples, with_logprobs, with_policy_mask
 from magicrl_verifiers.records import make_verdict
 
 END = 1
-# tokens, what the environment said, and by hand the places of what the model wrote
+# tokens with the observations, and by hand the positions of the model's tokens
 RESPONSES: tuple[tuple[list[int], tuple[tuple[int, int], ...], list[int]], ...] = (
     ([5, 6, END, 9, 9, 8, 7, END], ((3, 3),), [0, 1, 2, 6, 7]),
     ([5, END, 8, 6, 7, END, 9, 8, 4], ((2, 1), (6, 2)), [0, 1, 3, 4, 5, 8]),
@@ -55,7 +55,7 @@ CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3, clip_low=0.
 
 
 def played(tokens: Sequence[int], observed: tuple[tuple[int, int], ...], **further: Any) -> Completion:
-    """A response of an episode; -1 nat and an entropy of 2 at each token that was sampled."""
+    """Return a response of an episode, with -1 nat and an entropy of 2 at each sampled token."""
     sampled = np.ones(len(tokens))
     for first, count in observed:
         sampled[first : first + count] = 0
@@ -69,7 +69,7 @@ def played(tokens: Sequence[int], observed: tuple[tuple[int, int], ...], **furth
 
 
 def scored(*completions: Completion, draw: int = 0) -> ScoredGroup:
-    """The first response is right; the group of all of them to one prompt of three tokens."""
+    """Return a group of all of them to one prompt of three tokens. The first response is correct."""
     asked = request(draw, [3, 4, 2], size=len(completions), asked=problem("guess"))
     verdicts = [make_verdict("matched" if i == 0 else "mismatch", decided_by="test") for i in range(len(completions))]
     return score_group(RolloutGroup(request=asked, completions=completions), verdicts)
@@ -92,7 +92,7 @@ def learner(budget: int = 1000, share: bool = True, **algorithm: Any) -> LocalLe
 
 
 def with_neighbours(samples: Sequence[TrainSample]) -> list[TrainSample]:
-    """With log-probs of nearby policies at the sampled tokens, and absurd ones where nothing was sampled."""
+    """Return samples with log-probs of nearby policies at the sampled tokens, and absurd ones elsewhere."""
     rng = np.random.default_rng(1)
     found: list[TrainSample] = []
     logprobs, _ = learner().logprobs(samples, CONTROLS.temperature)
@@ -103,13 +103,13 @@ def with_neighbours(samples: Sequence[TrainSample]) -> list[TrainSample]:
             moved[places] = values[places] + rng.normal(0, scale, len(places))
             return frozen_floats(moved)
 
-        moved = with_old_logprobs([sample], [near(0.3)])[0]
+        moved = with_logprobs([sample], "old_logprobs", [near(0.3)])[0]
         found.append(dataclasses.replace(moved, ref_logprobs=near(0.5), sampler_logprobs=near(0.4)))
     return found
 
 
 def slow_loss(plain: LlamaForCausalLM, samples: Sequence[TrainSample], c: Controls, *, cap: float) -> Tensor:
-    """Eq. 3.1 with its entropy and KL terms and TIS, at the places that were written down by hand alone."""
+    """Compute Eq. 3.1 with its entropy and KL terms and TIS, only at the positions written down by hand."""
     total = torch.zeros((), dtype=torch.float64)
     t_k = sum(len(places) for places in PLACES) * 2
     for s, places in zip(samples, PLACES * 2, strict=True):
@@ -163,7 +163,7 @@ def test_the_loss_leaves_observations_out_and_the_context_has_them(budget: int, 
 
 
 def test_an_episode_teaches_what_its_turns_teach_in_their_contexts() -> None:
-    """The same turns as responses of their own, each to the prompt that all before it makes."""
+    """Compare with the same turns as separate responses, each to the prompt of everything before it."""
     samples = train_samples([episodes()], mask="none")
     turns: list[TrainSample] = []
     for sample, places in zip(samples, PLACES, strict=True):
@@ -184,7 +184,7 @@ def test_an_episode_teaches_what_its_turns_teach_in_their_contexts() -> None:
 
 
 def test_the_second_moment_is_of_sampled_tokens() -> None:
-    """Squared gaps of 0.09 and 0.01: their mean 0.05 is above 0.04, and so one leaves; two zeros would dilute it."""
+    """Squared gaps of 0.09 and 0.01: their mean 0.05 is above 0.04, so one is masked. Two zeros would dilute it."""
     (sample, _) = train_samples([scored(played([5, 9, 9, END], ((1, 2),)), completion([END]))], mask="none")
     sample = dataclasses.replace(sample, old_logprobs=frozen_floats([-0.7, 0, 0, -0.9]))
     batch = with_policy_mask(TrainBatch.of([sample]), second_moment_mask, 0.04)
@@ -193,7 +193,7 @@ def test_the_second_moment_is_of_sampled_tokens() -> None:
 
 
 def test_entropy_is_of_sampled_tokens() -> None:
-    """13 tokens at 2 nats, and 3 at 0.5: 27.5 / 16 and, by their log-probs, (13 + 3 * 4) / 16."""
+    """Use 13 tokens at 2 nats, and 3 at 0.5: 27.5 / 16 and, by their log-probs, (13 + 3 * 4) / 16."""
     other = completion(
         [5, 6, END], sampler_entropies=frozen_floats([0.5] * 3), sampler_logprobs=frozen_floats([-4.0] * 3)
     )
@@ -216,7 +216,7 @@ def test_lengths_and_work_are_of_sampled_tokens() -> None:
 
 
 def test_a_group_s_gain_is_of_sampled_tokens() -> None:
-    """One right of three responses: (1 - 1/3) and (0 - 1/3), over the 13 tokens that the model wrote."""
+    """Use one correct of three responses: (1 - 1/3) and (0 - 1/3), over the 13 tokens that the model wrote."""
     config: Any = SimpleNamespace(rollout=SimpleNamespace(temperature=1.0))
     probe: Any = SimpleNamespace(size=1)
     found = Attributor(config, probe, [episodes()])
@@ -239,7 +239,7 @@ def test_staleness_is_of_sampled_tokens() -> None:
         meter.begin_step(SimpleNamespace(policy_version=version, capabilities=Capabilities()))  # pyright: ignore[reportArgumentType]
     groups = [scored(late, fresh)]
     meter.check(groups)
-    # the learner's log-probs of what the environment said are of no account
+    # the learner's log-probs of observations do not matter
     learned = [np.full(len(tokens), -1.0), np.full(9, -70.0)]
     learned[1][PLACES[1]] = -1.5
     values = meter.metrics(groups, {(0, i): frozen_floats(each) for i, each in enumerate(learned)})

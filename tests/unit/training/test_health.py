@@ -1,7 +1,7 @@
-"""Each health rule on runs that have the sign and on runs that have not, recorded and made up; the episodes.
+"""Each health rule on recorded and synthetic runs that have the symptom and on runs that do not; the episodes.
 
-The recorded ones are real runs of the quickstart's task that went wrong on purpose; each
-names the settings that made it so. The made-up ones show what looks alike and is none.
+The recorded ones are real runs of the quickstart's task that were made to fail on purpose; each names the settings
+that caused it. The synthetic ones show curves that look similar and are healthy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Curve = Callable[[int], float]
 
 
 def run(steps: int, stage_starts: tuple[int, ...] = (1,), **curves: Curve) -> list[StepMetrics]:
-    """A recorded run: one curve a metric (``area__name__stat``), a function of the step from 1."""
+    """Return recorded metrics: one curve per metric (``area__name__stat``), a function of the step from 1."""
     rows: list[StepMetrics] = []
     for step in range(1, steps + 1):
         stage = sum(start <= step for start in stage_starts) - 1
@@ -39,7 +39,7 @@ def noisy(curve: Curve, spread: float, seed: int = 0) -> Curve:
 
 
 def ramp(start: float, end: float, steps: int, first: int = 1) -> Curve:
-    """From ``start`` to ``end`` over ``steps`` steps, then flat."""
+    """Return a curve from ``start`` to ``end`` over ``steps`` steps, then flat."""
     return lambda step: start + (end - start) * min(1.0, max(0.0, (step - first) / steps))
 
 
@@ -48,7 +48,7 @@ def flat(value: float) -> Curve:
 
 
 def good_run() -> list[StepMetrics]:
-    """A run as it should be: two stages, entropy down to its target and held there, one SGD step."""
+    """Return a healthy run: two stages, entropy down to its target and kept there, one SGD step."""
     entropy = noisy(ramp(0.6, 0.2, 40), 0.01)
     return run(
         120,
@@ -102,7 +102,7 @@ WELL = [name for name in RECORDED if name.startswith("well: ")]
 
 
 def recorded(name: str) -> list[StepMetrics]:
-    """A run of ``recorded_health_runs.json``."""
+    """Return a run of ``recorded_health_runs.json``."""
     entry = RECORDED[name]
     return [
         StepMetrics(step=step, stage=stage, values={key: column[i] for key, column in entry["metrics"].items()})
@@ -135,7 +135,7 @@ def test_a_recorded_run_that_is_well_has_no_finding(run: str) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
 def test_a_rule_reads_only_the_metrics_that_it_names(rule: HealthRule) -> None:
-    """The monitor remembers no others, so a rule that read one would speak in a report and never in a run."""
+    """Check it, since the monitor remembers no other metrics: such a rule would work only in a report."""
     read: set[str] = set()
 
     class Watched(dict[str, Any]):
@@ -163,9 +163,9 @@ def test_a_good_run_has_no_finding() -> None:
         ("entropy_collapse", run(60, entropy__exact__mean=ramp(0.4, 0.02, 40), train__accuracy__mean=flat(0.99))),
         # low only after a long run
         ("entropy_collapse", run(200, entropy__exact__mean=ramp(0.4, 0.02, 190), train__accuracy__mean=flat(0.6))),
-        # an adaptive bonus that lifts a low start to its target
+        # an adaptive bonus that raises a low initial value to its target
         ("entropy_growth", run(60, entropy__exact__mean=ramp(0.05, 0.2, 30), entropy__target=flat(0.2))),
-        # doubled long ago is told once, by then; falling or steady entropy never
+        # a doubling long ago is reported once, at that time; falling or steady entropy never
         ("entropy_growth", run(60, entropy__exact__mean=noisy(flat(0.7), 0.05), entropy__target=flat(0.1))),
         # both accuracies rise
         (
@@ -177,7 +177,7 @@ def test_a_good_run_has_no_finding() -> None:
         ("early_plateau", run(140, (1, 41), train__accuracy__mean=ramp(0.3, 0.6, 40))),
         ("early_plateau", run(120, train__accuracy__mean=ramp(0.3, 0.97, 30))),
         ("groups_rejected", run(40, groups__rejected__ratio=flat(0.6))),
-        # a teacher teaches in these groups
+        # a teacher gives these groups a gradient
         (
             "groups_rejected",
             run(
@@ -191,7 +191,7 @@ def test_a_good_run_has_no_finding() -> None:
                 learner__teacher_kl=flat(0.1),
             ),
         ),
-        # a single step without any signal
+        # a single step without any advantage
         (
             "groups_rejected",
             run(

@@ -1,4 +1,4 @@
-"""Tests and validation on scripted responses: what counts as right, what is shown, which step is the best."""
+"""Evaluations and validation on scripted responses: correct answers, shown samples, the best step."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ JUDGE: Any = None
 
 
 class Scripted(RolloutEngine):
-    """Answers with the given responses, the same to every problem."""
+    """Engine that gives the same responses to every problem."""
 
     _max_context, _version = 64, 3
 

@@ -1,4 +1,4 @@
-"""The learner's update against a slow reference, and its independence of how a batch is cut up."""
+"""The learner's update compared with a slow reference, and its independence of how a batch is split."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def plain_samples(groups: int = 4, members: int = 3) -> list[TrainSample]:
 
 @functools.cache
 def off_policy_samples() -> tuple[TrainSample, ...]:
-    """Old log-probs near enough for some ratios to be clipped and some not; reference; a mask; an advantage of 0."""
+    """Return samples with some clipped and some unclipped ratios, a reference, a mask, and an advantage of 0."""
     rng = np.random.default_rng(1)
     samples = plain_samples()
     logprobs, _ = learner().logprobs(samples, CONTROLS.temperature)
@@ -119,7 +119,7 @@ def relative_error(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 def reference_loss(model: LlamaForCausalLM, samples: Sequence[TrainSample], c: Controls, beta: float) -> Tensor:
-    """Eq. 3.1 with its entropy and KL terms: one response, one token at a time, on whole logits."""
+    """Compute Eq. 3.1 with its entropy and KL terms: one response, one token at a time, on whole logits."""
     total = torch.zeros((), dtype=torch.float64)
     t_k = sum(s.num_loss_tokens for s in samples)
     for s in samples:
@@ -141,7 +141,7 @@ def reference_loss(model: LlamaForCausalLM, samples: Sequence[TrainSample], c: C
 @pytest.mark.parametrize("tied", [True, False])
 def test_an_update_is_eq_3_1_and_adamw(tied: bool) -> None:
     samples = off_policy_samples()
-    # the plain model: transformers' own attention, padded vocabulary cut off, one response at a time
+    # the plain model: transformers' attention, padded vocabulary removed, one response at a time
     plain = tiny(tied=tied)
     plain.set_attn_implementation("sdpa")
     loss = reference_loss(plain, samples, CONTROLS, beta=0.1)
@@ -206,7 +206,7 @@ def test_rejected_groups_in_memory_change_nothing() -> None:
     samples = off_policy_samples()
     kept = [s for s in samples if s.group_index != 7]
     alone, after = learner(), learner()
-    after.logprobs(samples, 0.8)  # scores survivors and rejected alike before the update
+    after.logprobs(samples, 0.8)  # scores survivors and rejected samples before the update
     for one in (alone, after):
         one.update(TrainBatch.of(kept), WITH_KL)
     for name, value in alone.weights().items():

@@ -60,7 +60,7 @@ def samples() -> list[TrainSample]:
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_are_the_plain_models(name: str) -> None:
     plain = make(name)
-    plain.set_attn_implementation("sdpa")  # the eager one takes its softmax in float32
+    plain.set_attn_implementation("sdpa")  # the eager attention computes its softmax in float32
     given = samples()
     tokens = sum(len(s.tokens) for s in given)
     total = torch.zeros((), dtype=torch.float64)
@@ -84,7 +84,7 @@ def test_gradients_are_the_plain_models(name: str) -> None:
     found = one.gradients()
     for key, parameter in plain.named_parameters():
         assert parameter.grad is not None
-        # some norms compute in float32 whatever the model's precision
+        # some norms compute in float32 for any precision of the model
         assert float((found[key] - parameter.grad).norm()) < 2e-6 * float(parameter.grad.norm()), key
 
 

@@ -1,4 +1,4 @@
-"""What the learner keeps: precision, state, adapters, folders; and what it refuses to lose."""
+"""State of the learner: precision, state, adapters, folders; and state that it must not lose."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def test_a_restored_learner_goes_on_bit_for_bit(kind: str, tmp_path: Path) -> No
     first = learner(dtype, **settings)
     for seed in range(2):
         first.update(batch(seed), CONTROLS)
-    # through files, as a checkpoint does it: no tensor keeps its memory, no number its type
+    # through files, like a checkpoint: no tensor keeps its memory, no number its type
     tensors = {k: v for k, v in first.state().items() if isinstance(v, torch.Tensor)}
     save_file(tensors, tmp_path / "state.safetensors")
     meta = json.loads(json.dumps(first.state()["meta"]))
     expected = [first.update(batch(seed), CONTROLS) for seed in (2, 3)]
 
     second = learner(dtype, **settings)
-    second.update(batch(9), CONTROLS)  # what it did before must not matter
+    second.update(batch(9), CONTROLS)  # its earlier updates must not matter
     second.restore({**load_file(tmp_path / "state.safetensors"), "meta": meta})
     assert second.version == 2
     assert [second.update(batch(seed), CONTROLS) for seed in (2, 3)] == expected
@@ -182,7 +182,7 @@ def one_weight() -> tuple[torch.nn.Parameter, MasterOptimizer]:
 
 
 def pulling(weight: torch.nn.Parameter, slope: float, scales: list[float]) -> Callable[[float], LossMetrics]:
-    """A mini-batch whose loss has this slope; what it was multiplied by is noted."""
+    """Return a mini-batch whose loss has this slope. Scale factors are appended to ``scales``."""
     other, given = learner(), batch(0)
     metrics = other.accumulate(given.samples, other.sample_weights(given), CONTROLS)
 
@@ -271,7 +271,7 @@ def test_a_recipes_clamp_reaches_the_entropies_and_the_bonus() -> None:
     samples = list(batch(0).samples)
     (logprobs, entropies), (same, fewer) = (one.logprobs(samples, 1.0) for one in (usual, clamped))
     assert all(np.array_equal(a, b) for a, b in zip(logprobs, same, strict=True))
-    # of 32 words, then of the 16 likelier ones
+    # of 32 tokens, then of the 16 more likely ones
     assert np.concatenate(fewer).max() <= np.log(16) < np.concatenate(entropies).mean()
     norms = [one.update(batch(0), CONTROLS)["grad_norm"] for one in (usual, clamped)]
     assert norms[0] != norms[1]

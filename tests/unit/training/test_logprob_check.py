@@ -49,7 +49,7 @@ def answers(engine: InProcessEngine, check: LogprobCheck) -> list[RolloutGroup]:
 
 
 def moved(learner: LocalLearner, part: str, by: float) -> dict[str, torch.Tensor]:
-    """The learner's weights, those whose name holds ``part`` scaled."""
+    """Return the learner's weights, scaled where the name contains ``part``."""
     return {n: w * (1 + by) if part in n else w for n, w in learner.weights().items()}
 
 
@@ -117,7 +117,7 @@ def test_an_older_version_cannot_be_compared(learner: LocalLearner) -> None:
 
 
 def shifted(groups: Sequence[RolloutGroup], by: float) -> list[RolloutGroup]:
-    """The groups with log-probs that are off by so much."""
+    """Return the groups with log-probs that are wrong by this much."""
     return [
         replace(
             group,

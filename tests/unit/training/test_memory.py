@@ -1,4 +1,4 @@
-"""Freed memory goes back to the system, and small processes are left alone."""
+"""Freed memory returns to the system, and small processes are not touched."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def buffer(*completions: Completion) -> list[Any]:
 
 
 def meter(most: int, versions: list[int]) -> StalenessMeter:
-    """One that has seen an engine serve these versions, a step each."""
+    """Return a meter that has seen an engine serve these versions, a step each."""
     found = StalenessMeter(most)
     for version in versions:
         found.begin_step(SimpleNamespace(policy_version=version, capabilities=Capabilities()))  # pyright: ignore[reportArgumentType]
@@ -65,7 +65,7 @@ def meter(most: int, versions: list[int]) -> StalenessMeter:
 
 
 def test_ages_are_steps_however_many_updates_a_step_makes() -> None:
-    """Two updates a step, and a step that made none: of versions 0, 2, 2, 4, 6 the newest three count."""
+    """Two updates per step, and a step that made none: of versions 0, 2, 2, 4, 6 the newest three count."""
     seen = meter(2, [0, 2, 2, 4, 6])
     groups = buffer(completion(6), completion(2, ((2, 1), (4, 2), (6, 1))))
     seen.check(groups)
@@ -104,7 +104,7 @@ def test_a_synchronous_run_has_no_bound_to_check() -> None:
 
 
 RECIPE = Path(__file__).parents[3] / "src" / "magicrl" / "recipes" / "tiny.toml"
-# one layer of 152 parameters, a head of 40; a token that sees one costs 16 of attention
+# one layer of 152 parameters, a head of 40; a token that sees one other costs 16 of attention
 MODEL = {
     "model_type": "llama", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "vocab_size": 10, "tie_word_embeddings": True,
@@ -218,7 +218,7 @@ def test_adapters_and_unknown_models() -> None:
 
 
 class Pool:
-    """Tells its counter and its spans once, as `protocols.RemoteWorkers` says."""
+    """A pool that reports its counter and its spans once, as `protocols.RemoteWorkers` requires."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -239,7 +239,7 @@ def test_the_timeline_has_the_work_inside_the_step(tmp_path: Path) -> None:
     clock.started, clock.spans = 100.0, [("rollout/rollout", 100.0, 104.0), ("other/weights", 108.5, 109.0)]
     clock.ended = 110.0
     work = [
-        WorkSpan("replica 0", "rollout", 90.0, 99.0),  # a test before the step
+        WorkSpan("replica 0", "rollout", 90.0, 99.0),  # an evaluation before the step
         WorkSpan("replica 0", "rollout", 99.5, 103.25),
         WorkSpan("replica 1", "rollout", 109.0, 200.0),
         WorkSpan("replica 1", "rollout", 110.0, 111.0),

@@ -1,4 +1,4 @@
-"""The saved model of a run: what its card says is what the run recorded, and plain transformers and vLLM use it."""
+"""The saved model of a run: its card contains the recorded values, and plain transformers and vLLM can load it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_the_command_is_the_one_that_was_typed() -> None:
     )
 
 
-# heads of 32: the smallest that vLLM's CPU attention has
+# heads of 32: the smallest that vLLM's CPU attention supports
 SFT = toy_sft(steps=40, hidden=64, options="recheck_continue = 0.5, ")
 RECIPE = """
 [run]
@@ -175,7 +175,7 @@ extract = "lenient"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Path]:
-    """A run of two steps on a start model with a chat template, a base model and a licence file."""
+    """Return a run of two steps on a starting model with a chat template, a base model and a licence file."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "sft.toml").write_text(SFT)
     start = run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy-start").folder

@@ -1,4 +1,4 @@
-"""Muon for the matrices of the layers: who is updated by what, the update itself, state, and what is refused."""
+"""Muon for the matrices of the layers: the optimizer of each parameter, the update, state, and rejected settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted curves: the steps that stand out are found, each with a sentence that quotes its figures; noise is not."""
+"""Planted curves: notable steps are found, each with a sentence that quotes its figures; noise is not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from magicrl.training.health import notable_steps
 
 
 def curves(steps: int = 60, **planted: dict[int, float]) -> list[StepMetrics]:
-    """Noisy but even curves with values planted at steps."""
+    """Return noisy but even curves with values planted at steps."""
     rng = np.random.default_rng(0)
     levels = {"entropy/exact/mean": 0.5, "length/mean": 100.0, "learner/grad_norm": 0.7, "train/reward/mean": 0.4}
     rows: list[StepMetrics] = []
@@ -36,7 +36,7 @@ def test_each_sign_is_found_where_it_was_planted() -> None:
         assert (found.step, found.sign) == (33, sign)
         assert found.why.startswith(words)
         assert found.why.endswith("of the 10 steps before")
-    # of neighbours the strongest
+    # the strongest of neighbouring steps
     assert [one.step for one in notable_steps(curves(**{"learner/grad_norm": {33: 4.2, 35: 9.0, 50: 4.2}}))] == [35, 50]
 
 

@@ -1,4 +1,4 @@
-"""What figures of a look before a run mean; the cases of tests/helpers/preflight_cases.py."""
+"""Findings for the figures of a check before a run; the cases of tests/helpers/preflight_cases.py."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ SOUND = Facts(
 
 
 def answers(signal: list[float], **changed: Any) -> Facts:
-    """The sound facts with other answers; ``signal``: of the groups."""
+    """Return the sound facts with other answers. ``signal`` is the share of groups with an advantage."""
     seen = SOUND.learnable
     changed = {"mixed": sum(signal) / len(signal)} | changed
     learnable = replace(seen, answers=replace(seen.answers, **changed), signal=share(signal))
@@ -103,7 +103,7 @@ def answers(signal: list[float], **changed: Any) -> Facts:
 
 
 def several(**parts: Mapping[str, float]) -> Facts:
-    """The sound facts with several rewards."""
+    """Return the sound facts with several rewards."""
     return replace(SOUND, learnable=replace(SOUND.learnable, rewards=parts))
 
 
@@ -114,7 +114,7 @@ CHANCE = replace(NEIGHBOUR, own=0.1, skill=replace(RISE, mean=0.01, low=-0.02, h
 
 
 def agreed(consensus: int, against: int, neighbour: Neighbour = CHANCE, **changed: Any) -> Facts:
-    """The sound facts with answers that mostly agree for some problems."""
+    """Return the sound facts with answers that mostly agree for some problems."""
     return replace(
         SOUND, reward=replace(SOUND.reward, neighbour=neighbour, consensus=consensus, against=against), **changed
     )
@@ -127,7 +127,7 @@ EARNED = SOUND.reward.earned
     ("facts", "named"),
     [
         (SOUND, {}),
-        # rare, and still found in three of ten steps; never found, it is a stop whatever the entropy
+        # rare, and still found in three of ten steps; if never found, the run stops for any entropy
         (answers(RARE, correct=0.002, truncated=0.7, answered=0.3, entropy=3.1, **STEP), {"rare_reward": "warning"}),
         (answers(RARE, correct=0.002, truncated=0.0, answered=0.0, entropy=3.1, **STEP), {"rare_reward": "warning"}),
         (answers(RARE, correct=0.002, truncated=0.0, answered=1.0, groups_per_step=2), {"too_hard": "stop"}),
@@ -137,7 +137,7 @@ EARNED = SOUND.reward.earned
         (answers(NONE, correct=0.0, truncated=0.0, answered=1.0), {"too_hard": "stop"}),
         # three groups of ten: fewer than a run needs, and the interval does not exclude enough
         (answers([1.0, 0.0, 0.0, 0.0, 0.0] * 2, correct=0.0, answered=1.0, truncated=0.0), {"too_hard": "warning"}),
-        # the recipe's own filter drops what is never solved, and leaves something
+        # the recipe's filter drops problems that are never solved, and some remain
         (replace(answers([1.0, *[0.0] * 15] * 2, correct=0.0, truncated=0.0), filtered=True), {"too_hard": "warning"}),
         (answers(NONE, correct=0.0, truncated=0.9, answered=0.1), {"limit": "stop"}),
         (
@@ -152,7 +152,7 @@ EARNED = SOUND.reward.earned
         (several(maths=PART, brief=PART | {"signal": 0.0}), {"reward_without_signal": "warning"}),
         (several(maths=PART, brief=PART | {"signal": 0.0, "weight": 0.0}), {}),
         (several(maths=PART, brief=PART | {"signal": 0.0, "not_judged": 1.0}), {"reward_never_judges": "stop"}),
-        # enough groups teach, but most answers are cut and a larger T gives twice as many right ones
+        # enough groups have an advantage, but most answers are truncated; a larger T gives twice as many correct ones
         (
             replace(
                 answers([1.0, 0.0] * 16, truncated=0.8, answered=0.2),
@@ -160,7 +160,7 @@ EARNED = SOUND.reward.earned
             ),
             {"limit": "stop"},
         ),
-        # ... or some more, which is the recipe's own way where a later stage has room for them, and else a warning
+        # ... or some more, which the recipe intends if a later stage has room for them; otherwise a warning
         (
             replace(
                 answers([1.0, 0.0] * 16, truncated=0.6, answered=0.4),
@@ -177,7 +177,7 @@ EARNED = SOUND.reward.earned
             ),
             {"limit": "warning"},
         ),
-        # few groups of few teach, which alone is no proof: the larger T is
+        # few groups of few have an advantage, which by itself is no proof: the larger T is
         (
             replace(
                 answers([1.0, 0.0, 0.0, 0.0, 0.0] * 2, correct=0.05, truncated=0.8, answered=0.2),
@@ -196,7 +196,7 @@ EARNED = SOUND.reward.earned
             replace(SOUND, reward=replace(SOUND.reward, neighbour=replace(NEIGHBOUR, own=0.1, there=0.4, rise=RISE))),
             {"shifted_references": "stop"},
         ),
-        # the best offset is twice as good as the rows' own answers and no better than twice chance: 0.13 + 0.01
+        # the best offset is twice as good as the rows' own answers and not more than twice chance: 0.13 + 0.01
         (
             agreed(4, 3, replace(CHANCE, own=0.13, there=0.27, rise=RISE, skill=replace(CHANCE.skill, mean=-0.01))),
             {"label_noise": "stop"},
@@ -233,19 +233,19 @@ EARNED = SOUND.reward.earned
         (replace(SOUND, template=replace(SOUND.template, begins=2)), {"double_begin": "warning"}),
         (replace(SOUND, template=replace(SOUND.template, opens=False)), {"generation_prompt": "warning"}),
         (replace(SOUND, update=replace(UPDATE, kl=0.3)), {"learning_rate": "stop"}),
-        # a warm-up spares a run the step that was measured
+        # a warm-up saves a run from the measured step
         (replace(SOUND, update=replace(UPDATE, kl=0.3, warmup=True)), {}),
         (replace(SOUND, update=replace(UPDATE, kl=math.nan)), {"learning_rate": "stop"}),
         (replace(SOUND, update=replace(UPDATE, failure="NaN", finite=False)), {"learning_rate": "stop"}),
         (replace(SOUND, update=replace(UPDATE, kl=1e-12)), {"learning_rate_low": "warning"}),
-        # answers agree, the labels say otherwise, and other problems' labels fit them as well
+        # answers agree, the labels differ, and other problems' labels fit them as well
         (agreed(4, 3), {"label_noise": "stop"}),
         (agreed(8, 5), {}),
         (agreed(3, 3), {}),
-        # a model with habits: most agreed answers are wrong, but they have to do with their problems
+        # a model with habits: most agreed answers are wrong, but they depend on their problems
         (agreed(16, 16, NEIGHBOUR), {}),
         (agreed(16, 16, replace(CHANCE, own=0.0)), {}),
-        # another fault explains that answers have nothing to do with their problems
+        # another fault explains that answers are unrelated to their problems
         (
             replace(agreed(16, 16), template=replace(SOUND.template, foreign=("<|im_end|>",))),
             {"template": "stop"},
@@ -260,14 +260,14 @@ EARNED = SOUND.reward.earned
         (replace(SOUND, temperature=6.0, learnable=replace(SOUND.learnable, entropy=3.1)), {"temperature": "stop"}),
         (replace(SOUND, learnable=replace(SOUND.learnable, entropy=2.42)), {"temperature": "stop"}),
         (replace(SOUND, learnable=replace(SOUND.learnable, entropy=2.41)), {}),
-        # 3.1 nats are much of 25 words and little of 49,152
+        # 3.1 nats are much for 25 tokens and little for 49,152
         (replace(SOUND, learnable=replace(SOUND.learnable, entropy=3.1, uniform_entropy=math.log(49152))), {}),
         (replace(SOUND, learnable=replace(SOUND.learnable, entropy=None)), {}),
         (replace(SOUND, alpha=0.2), {"entropy_bonus": "stop"}),
         (replace(SOUND, alpha=0.19), {}),
         (replace(SOUND, kl_coefficient=1.0), {"kl_coefficient": "stop"}),
         (replace(SOUND, kl_coefficient=0.99), {}),
-        # a teacher teaches where no group has an advantage
+        # a teacher gives a gradient where no group has an advantage
         (replace(answers(NONE, correct=0.0, truncated=0.0, answered=1.0), taught=True), {}),
     ],
 )
@@ -301,7 +301,7 @@ class LastDigit:
 
 
 def test_answers_by_other_problems_references() -> None:
-    """Problem i has the reference answer i mod 7; the answers are right, then right for the row below."""
+    """Problem i has the reference answer i mod 7. The answers are correct, then correct for the row below."""
     train = [problem(str(i), reference=str(i % 7)) for i in range(28)]
 
     def answered(shift: int) -> Neighbour:

@@ -1,4 +1,4 @@
-"""Supervised training: schedules, what the loss covers, learning, resuming bit for bit, errors."""
+"""Supervised training: schedules, tokens of the loss, learning, resuming bit for bit, errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from magicrl.training.sft import (
 
 
 class Echo:
-    """Repeat a letter twice; an option makes the response longer."""
+    """Task of repeating a letter. An option makes the response longer."""
 
     name = "test_echo"
     verifier = "exact"
@@ -68,11 +68,11 @@ class Echo:
 
 
 class Asking:
-    """Turn the prompt's letter into what the environment then names."""
+    """Environment that turns the prompt's letter into the one that the demonstration names."""
 
 
 class Dialogue(Echo):
-    """Say the letter, hear another one twice, say that."""
+    """Task with three turns: say the letter, hear another one twice, say that."""
 
     environment = f"{__file__}:Asking"
 
@@ -106,7 +106,7 @@ def recipe(*, seed: int = 0, rate: float = 1e-2, steps: tuple[int, ...] = (25, 1
 
 
 class Killed(Exception):
-    """Stands for the end of the process."""
+    """Stand-in for the end of the process."""
 
 
 def kill_at(step: int):
@@ -153,7 +153,7 @@ def test_loss_is_the_mean_over_response_tokens_alone_the_end_token_included() ->
 
 
 def test_turns_are_taught_and_observations_are_context() -> None:
-    """A demonstration is: letter, end, ``: b b``, ``b``, end. Its loss: the mean over the 4 tokens of the turns."""
+    """A demonstration is: letter, end, ``: b b``, ``b``, end. Its loss is the mean over the 4 tokens of the turns."""
     config = recipe(times=2)
     phase = config.phases[0].model_copy(update={"family": f"{__file__}:Dialogue", "batch_size": 3})
     config = config.model_copy(update={"phases": (phase,)})

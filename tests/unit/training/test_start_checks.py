@@ -1,4 +1,4 @@
-"""What a run is refused for before anything is computed, and the problems that it reads."""
+"""Reasons to reject a run before anything is computed, and the problems that it reads."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def check(recipe: Path, output: Path, *overrides: str) -> start_checks.Ready:
 def test_nothing_is_made_before_everything_is_known_to_be_right(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], override: str, reason: str
 ) -> None:
-    if not reason:  # a million supervised steps would follow
+    if not reason:  # otherwise a million supervised steps would follow
         check(recipe, tmp_path / "run", override)
         return
     with pytest.raises(ValueError, match=reason):
@@ -162,7 +162,7 @@ TWINS = {
 
 
 class Encoder:
-    """Every prompt is one token, but for long ones."""
+    """Encoder to which every prompt is one token, except long ones."""
 
     def encode(self, problem: Problem) -> list[int]:
         if not self.fits(problem):
@@ -183,7 +183,7 @@ def load(folder: Path, rows: list[dict[str, str]], *settings: str) -> RunData:
 
 
 def with_twins(kind: str) -> list[dict[str, Any]]:
-    """60 prompts, two in three of them twice."""
+    """Return 60 prompts, two in three of them twice."""
     twins = [TWINS[kind](text) for place, text in enumerate(ASKED) if place % 3]
     return [{"problem": text, "answer": "1"} for text in (*ASKED, *twins)]
 
@@ -261,7 +261,7 @@ def test_a_holdout_of_every_prompt_is_refused(tmp_path: Path) -> None:
 
 
 class Sampled:
-    """An engine and a judge in one: of each asked prompt half of the samples are right, of ``easy`` ones all."""
+    """Engine and judge in one: half of the samples of each prompt are correct, and all samples of ``easy`` ones."""
 
     policy_version = 0
 
@@ -297,7 +297,7 @@ def test_the_difficulty_filter_samples_a_prompt_once(tmp_path: Path) -> None:
     )
     engine = Sampled()
     parts: Any = (engine, engine, Encoder().encode)
-    for _ in range(2):  # measured, then read again
+    for _ in range(2):  # measured, then read
         result, _ = filter_by_difficulty(config, problems, parts, path, lambda *_: None)
         assert [request.problem.id for request in engine.asked] == ["p0", "p1", "p4"]
         assert (result.kept, result.removed) == ((problems[1].key, problems[4].key), (problems[0].key,))

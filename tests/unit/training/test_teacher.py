@@ -1,4 +1,4 @@
-"""On-policy distillation: the loss against the KL by enumeration, and the teacher's prompt."""
+"""On-policy distillation: the loss compared with the KL by enumeration, and the teacher's prompt."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def terms(
 
 
 def test_its_expected_gradient_is_that_of_the_reverse_kl() -> None:
-    """Every word of a vocabulary once, weighted with its probability: the expectation over samples, exactly."""
+    """Weight every word of a vocabulary with its probability: the exact expectation over samples."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(WORDS, generator=generator, dtype=torch.float64, requires_grad=True)
     teacher = torch.randn(WORDS, generator=generator, dtype=torch.float64).log_softmax(0)

@@ -118,7 +118,7 @@ _TOO_LONG = re.compile(
 _KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]  # a long answer is silent until it is whole
 
 
-class ServerError(ValueError):
+class ServerError(RuntimeError):
     """A request that failed. The text is complete: URL without credentials, status, remedy."""
 
     def __init__(

@@ -215,7 +215,7 @@ class ServedJudge(Closing):
         asked = self._ask(body, attempts=min(2, self._config.attempts))
         try:
             asyncio.run_coroutine_threadsafe(asked, event_loop()).result()
-        except ValueError as error:
+        except (ValueError, ServerError) as error:
             raise ValueError(f"[verifier.judge] does not work: {error}") from error
 
     def totals(self) -> dict[str, float]:

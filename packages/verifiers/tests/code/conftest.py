@@ -1,4 +1,4 @@
-"""One sandbox for all tests of a module; machines without the kernel's primitives leave these tests out."""
+"""One sandbox for all tests of a module. Machines without the kernel's primitives skip these tests."""
 
 from __future__ import annotations
 
@@ -42,6 +42,6 @@ def judge() -> Iterator[CodeJudge]:
 
 @pytest.fixture(scope="module", params=["A", "B"])
 def tiered(request: pytest.FixtureRequest) -> Iterator[CodeJudge]:
-    """Run the tests with and without namespaces."""
+    """Parametrize tests with and without namespaces."""
     with judge_of(request.param) as made:
         yield made

@@ -1,4 +1,4 @@
-"""Training itself tries to cheat: see `tests/helpers/attack_policy.py`."""
+"""RL against the code verifier with a policy that only writes attacks: see `tests/helpers/attack_policy.py`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _possible() -> None:  # pyright: ignore[reportUnusedFunction]
 def test_attacks_earn_nothing_and_teach_nothing() -> None:
     found = train(Setting(steps=9, cpu_seconds=0.2))
     assert (found["rewarded"], found["not_judged"]) == ({}, 0)
-    assert found["its_chance"] == round(1 / found["templates"], 3)  # every group was rejected: nothing was learnt
+    assert found["its_chance"] == round(1 / found["templates"], 3)  # every group was rejected: no update
 
 
 def test_an_honest_program_among_attacks_is_what_is_learnt() -> None:

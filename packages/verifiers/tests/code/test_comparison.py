@@ -1,4 +1,4 @@
-"""Comparison, checkers, tests' schemas and extraction: no sandbox but where a checker runs."""
+"""Output comparison, checkers, test schemas and extraction. Only checkers run in the sandbox."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_checkers_of_function_results(judge: CodeJudge) -> None:
 
 
 def test_a_compiled_checker(judge: CodeJudge) -> None:
-    """Any executable with testlib's arguments will do; sh runs its first file, the input, with the other two."""
+    """Any executable with testlib's arguments works. Here sh runs its first file, the input, with the other two."""
     script = 'read out < "$1"; read answer < "$2"; test "$out" -gt "$answer"'
     suite = parse_suite({"inputs": [script], "outputs": ["5"], "checker": os.path.realpath("/bin/sh")})
     assert judge.judge_program("print(6)", suite).status == "passed"

@@ -1,6 +1,6 @@
-"""What a hostile program tries, with what is forbidden and with what is allowed; a guard switched off opens its hole.
+"""Attempts of hostile programs, with forbidden and with allowed operations. Each guard that is removed opens its hole.
 
-The tree of the system-call filter answers as its table does.
+The tree of the system-call filter gives the same answers as its table.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def test_starts_nothing_and_reaches_no_process(tiered: CodeJudge) -> None:
 
 
 def test_holds_no_descriptor_and_no_secret(tiered: CodeJudge) -> None:
-    """No expected output in its memory, no descriptor but its three, nothing in its environment."""
+    """Check that memory holds no expected output, three descriptors are open, and the environment is empty."""
     program = """
         import gc, os, sys
         fds = []
@@ -152,7 +152,7 @@ def test_nothing_is_left_running_when_the_judge_is_closed() -> None:
 
 
 def test_an_opened_guard_is_noticed() -> None:
-    """Tier A without one of its guards: what the guard holds gets through, so the tests above can fail."""
+    """Tier A without one of its guards: the attack succeeds, which shows that the tests above can fail."""
     attempts = {
         "read": "open('/etc/passwd').read()",
         "socket": "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
@@ -186,7 +186,7 @@ def test_every_test_in_tier_b_has_an_empty_scratch_folder_of_its_own(isolated: C
 
 
 def test_nothing_passes_from_test_to_test_in_a_batch(tiered: CodeJudge) -> None:
-    """After the first test that passes they run in batches: no descriptor of another is there, no file keeps state."""
+    """After the first passing test, tests run in batches: no descriptor is inherited, and no file keeps state."""
     program = """
     import fcntl, os, sys
     def there(fd):
@@ -213,7 +213,7 @@ def test_a_killed_forkserver_is_replaced(judge: CodeJudge) -> None:
 
 
 def test_a_program_that_is_killed_from_outside_twice_has_failed(judge: CodeJudge, until: Callable[..., None]) -> None:
-    """A program that finds a way to kill itself looks the same, and would escape its verdict."""
+    """A program that finds a way to kill itself looks the same and would escape its verdict."""
     program = "import ctypes, time\nctypes.CDLL(None).prctl(15, b'waiting')\ntime.sleep(60)"
     found: list[CodeVerdict] = []
     suite = parse_suite({"inputs": [""], "outputs": [""]})
@@ -241,7 +241,7 @@ ECHO = {"inputs": ["1"] * 3, "outputs": ["1"] * 3, "time_limit": 0.4}
 
 
 def status_of(judge: CodeJudge, program: str) -> str:
-    """Judge a hostile program; an honest one passes right after it, in the same sandbox, which is not replaced."""
+    """Judge a hostile program. An honest one must pass right after it, in the same sandbox, which is not replaced."""
     judge.judge_program(RIGHT, parse_suite(ECHO))
     before = judge.sandbox.pids
     status = judge.judge_program(textwrap.dedent(program), parse_suite(ECHO)).status
@@ -364,7 +364,7 @@ def test_what_one_test_does_to_its_interpreter_does_not_reach_the_next(tiered: C
     assert outputs[0] is not None
     assert outputs == [outputs[0]] * 4
     suite = parse_suite({"inputs": [""] * 12, "outputs": [outputs[0].decode()] * 12})
-    assert tiered.judge_program(textwrap.dedent(program), suite).passed == 12  # a single one, then in a batch
+    assert tiered.judge_program(textwrap.dedent(program), suite).passed == 12  # one test, then a batch
 
 
 KILL, EPERM = 0x80000000, 0x00050001
@@ -375,7 +375,7 @@ ARGUMENTS = [
     (OWN_PID, 9, 9, 0, 0, 0),
     (OWN_PID, 15, 15, 0, 0, 0),
     (OWN_PID + 1, 15, 9, 0, 0, 0),
-    (0x003D0F00, 0, 0, 0, 0, 0),  # what libc's threads are made with
+    (0x003D0F00, 0, 0, 0, 0, 0),  # flags with which libc creates threads
     (0x7C020011, 0, 0, 0, 0, 0),
     (15, 0x5413, 1, 2, 0, 0),
     (22, 2, 7, 1 << 40, 1 << 40, 0),
@@ -383,7 +383,7 @@ ARGUMENTS = [
 
 
 def answer(ops: Sequence[tuple[int, int, int, int]], number: int, arguments: Sequence[int], arch: int) -> int:
-    """Return what the kernel's interpreter makes of these operations."""
+    """Return the decision of the kernel's BPF interpreter for these operations."""
     data = struct.pack("<IIQ6Q", number, arch, 0, *arguments)
     place, register = 0, 0
     while True:
@@ -410,4 +410,4 @@ def test_the_tree_answers_every_call_as_its_rule_does(execute: bool) -> None:
             assert answer(tree, number, arguments, arch) == answer(rule, number, arguments, arch), (number, arguments)
     for number in (0x40000000, 0x40000001, 0xFFFFFFFF):
         assert answer(tree, number, ARGUMENTS[0], arch) == KILL
-    assert answer(tree, 0, ARGUMENTS[0], 0x40000003) == KILL  # 32 bits
+    assert answer(tree, 0, ARGUMENTS[0], 0x40000003) == KILL  # 32-bit call

@@ -1,4 +1,4 @@
-"""The contract for test code: every probe has its outcome, and the test process cannot be told lies about what ran."""
+"""The contract for test code: every probe has its outcome, and a program cannot forge reports about what ran."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WRITES = ("tempfile", "tmp_path", "makedirs")
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A program, its tests, and the outcome that they must have."""
+    """A program, its tests, and the required outcome."""
 
     name: str
     program: str
@@ -33,7 +33,7 @@ class Probe:
 
 
 def _probes(file: str) -> list[Probe]:
-    """Return the rows of a file of probes; the head of ``contract_probes.txt`` describes their form."""
+    """Return the rows of a file of probes. The head of ``contract_probes.txt`` describes their form."""
     text = Path(__file__).with_name(file).read_text()
     head, *blocks = re.split(r"^=== ", text, flags=re.MULTILINE)
     shared = dict(re.findall(r"^@ (\w+)\n(.*?)\n(?=@ [A-Z]|\Z)", head, re.MULTILINE | re.DOTALL))
@@ -63,7 +63,7 @@ def _outcome(judge: CodeJudge, probe: Probe) -> tuple[str, str]:
 def test_the_probes_have_their_outcome(tiered: CodeJudge, probe: Probe) -> None:
     outcome, reason = _outcome(tiered, probe)
     if tiered.sandbox.tier == "A" and any(word in str(probe.tests) for word in _WRITES):
-        assert outcome == "not_judged", reason  # nothing can be written there
+        assert outcome == "not_judged", reason  # the folder is read-only
         return
     assert outcome == probe.outcome, (reason, probe.why)
     assert outcome != "not_judged" or len(reason) > len("infrastructure_error: "), "a reason"

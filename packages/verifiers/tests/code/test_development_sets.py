@@ -1,4 +1,4 @@
-"""The development sets, where they are present: every attack fails without its effect, every reference passes."""
+"""Development sets, where present: every attack fails without any effect, and every reference solution passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A forked child, bound before it reads a byte of its program."""
+"""A forked child restricts itself before it reads a byte of its program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REQUEST = {"role": "program", "compiled": False, "common": ["source"], "each": [
 
 @pytest.mark.parametrize(("broken", "status", "told"), [(False, 0, b"RC"), (True, 1, b"")])
 def test_a_guard_that_cannot_be_set_ends_the_child(broken: bool, status: int, told: bytes) -> None:
-    """Landlock's descriptor is none: nothing of the program runs, and nobody was told that it was bound."""
+    """Landlock's descriptor is missing: nothing of the program runs, and the child never reports confinement."""
     if kernel.landlock_abi() == 0 or sys.platform != "linux":
         pytest.skip("kernel lacks the primitive: Landlock")
     hears, says = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)

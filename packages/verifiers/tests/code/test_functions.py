@@ -1,4 +1,4 @@
-"""What programs and functions may do, and what their failures are called; nothing that the program made decides."""
+"""Allowed operations of programs and functions, and the names of their failures. No object of the program decides."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_what_goes_wrong_is_named(judge: CodeJudge, program: str, expected: str)
 
 
 def test_tests_do_not_share_anything(judge: CodeJudge) -> None:
-    """A counter kept in a file, a module or a global starts again with every test."""
+    """A counter kept in a file, a module or a global starts from scratch with every test."""
     counting = """
         import os, sys
         path = "/tmp/count"
@@ -133,7 +133,7 @@ def test_all_tests_together_have_a_time_and_slow_progress_is_not_idleness() -> N
 
 
 def test_a_program_that_ends_after_its_limit_has_failed() -> None:
-    """The sandbox looks at a program a few times a second, so that it may end by itself first."""
+    """The sandbox polls a program a few times a second, so a program may exit by itself after its limit."""
     late = Observation(compiled=True, exit_code=0, cpu_seconds=1.1)
     assert failure(late, Limits(cpu_seconds=1.0)) == ("time_limit", "more than 1 s of CPU time")
     assert failure(late, Limits(cpu_seconds=1.2)) is None

@@ -1,4 +1,4 @@
-"""Any text as a program, any data as tests, any bytes as an output: one verdict each, in order, no hang, no crash."""
+"""Any text as a program, any data as tests, any bytes as output: one verdict each, in order, without hang or crash."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FRAGMENTS = st.sampled_from(
      "__import__('sys')", ".stdout", ".close()", "class A:", "yield", "await", "async ", "~" * 50, "(" * 200]
 )  # fmt: skip
 REFUSALS = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
-"""What the judge takes to mean: no plain data."""
+"""Exceptions by which the judge rejects data that is not plain."""
 PROGRAMS = st.lists(FRAGMENTS, max_size=25).map("".join) | st.text(max_size=200)
 
 
@@ -54,7 +54,7 @@ def pool() -> Iterator[CodePool]:
 
 @pytest.fixture(scope="module")
 def judges() -> Iterator[dict[bool, CodeJudge]]:
-    """By whether they stop at the first failure."""
+    """Return one judge that stops at the first failure, and one that does not."""
     with judge_of("auto") as stopping, judge_of("auto", stop_at_failure=False) as thorough:
         yield {True: stopping, False: thorough}
 
@@ -91,7 +91,7 @@ FATED = "n, fate = input().split('|')\nn = int(n)\n" + "".join(
 @settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(fates=st.lists(st.sampled_from(list(FATES)), min_size=1, max_size=40), stop=st.booleans())
 def test_every_test_is_judged_as_if_it_were_alone(judges: dict[bool, CodeJudge], fates: list[str], stop: bool) -> None:
-    """Tests run in batches, the first alone: what comes of one must not depend on its place."""
+    """Tests run in batches, except the first. The result of a test must not depend on its place."""
     inputs, outputs = [f"{n}|{fate}" for n, fate in enumerate(fates)], [str(n) for n in range(len(fates))]
     verdict = judges[stop].judge_program(FATED, parse_suite({"inputs": inputs, "outputs": outputs}))
     statuses = [FATES[fate][1] for fate in fates]
@@ -133,7 +133,7 @@ def test_plain_values_cross_unchanged(value: Any) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Equal in type and value all the way down; NaN is itself, and a set has no order."""
+    """Return whether type and value are equal at every level. NaN equals itself, and a set has no order."""
     if type(one) is not type(other):
         return False
     if isinstance(one, dict):

@@ -1,4 +1,4 @@
-"""The pool and the command: nothing lost, nothing mixed up, right verdicts after any accident."""
+"""The pool and the command: nothing lost, nothing mixed up, correct verdicts after any accident."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_many_items_keep_their_order_and_their_problem(pool: CodePool) -> None:
     tickets = [pool.submit(problem(n), responses) for n in range(40)]
     expected = ["passed", "no_code", "wrong_answer", "runtime_error"]
     for number, ticket in enumerate(tickets):
-        # print(0) is right for problem 0
+        # print(0) is correct for problem 0
         wanted = ["passed" if number == 0 and s == "wrong_answer" else s for s in expected]
         assert [verdict.status for verdict in pool.result(ticket)] == wanted
     assert pool.result(pool.submit(problem(), [])) == ()
@@ -63,7 +63,7 @@ def test_items_survive_the_death_of_their_worker(pool: CodePool, until: Until) -
 
 
 def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:
-    # the worker has a suite, which must not judge the problems after it
+    # the worker keeps a suite, which must not judge the next problems
     assert [verdict.status for verdict in pool.result(pool.submit(problem(), [ECHO]))] == ["passed"]
     for tests in ('{"inputs": [], "outputs": []}', "{", '{"inputs": ["1"], "outputs": ["1"], "interactive": true}'):
         broken = Problem(id="b", prompt="", references=(tests,), verifier="code", source="test")
@@ -123,7 +123,7 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         {"id": "d", "program": "print(1.00001)", "tests": {"inputs": [""], "outputs": ["1"]}, "float_tolerance": 0.1},
         {"id": "e", "program": "print(1)", "tests": {"inputs": [], "outputs": []}},
         {"id": "f", "program": "def f(x): return x", "tests": {"assert_case": ["assert f(1) == 1"]}},
-        # a setting inside the tests comes before one next to them
+        # a setting inside the tests takes precedence over one next to them
         {
             "id": "g",
             "program": "print(1.01)",

@@ -1,4 +1,4 @@
-"""Values, and whether two formulas are equal: held against mpmath, a slow reference, and against values by hand."""
+"""Values and equality of two formulas, compared with mpmath (a slow reference) and with values computed by hand."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ TREES = st.recursive(
 
 
 def reference(tree: Expr) -> mpmath.mpf:
-    """Return the value to 60 digits, in mpmath; a ValueError where there is none in the reals."""
+    """Return the value to 60 digits by mpmath. Raise ValueError where it is not real."""
     if tree.op == "num":
         return mpmath.mpf(tree.value.numerator) / tree.value.denominator
     if tree.op == "const":
@@ -83,12 +83,12 @@ def test_a_ball_holds_the_value(tree: Expr, bits: int) -> None:
         try:
             expected = reference(tree)
         except (ValueError, ZeroDivisionError, OverflowError):
-            return  # a ball about the end of a domain
+            return  # the interval contains the end of a domain
         if not mpmath.isfinite(expected) or abs(expected) > 1e30 or (expected != 0 and abs(expected) < 1e-30):
             return
         ctx.prec = 300
         mantissa, exponent = int(expected.man) * (-1 if expected < 0 else 1), int(expected.exp)
-        slack = arb(0).union(arb(2) ** -100) * max(1, int(abs(expected)))  # what 60 digits may lose on the way
+        slack = arb(0).union(arb(2) ** -100) * max(1, int(abs(expected)))  # allowed loss with 60 digits
         assert (arb(mantissa) * arb(2) ** exponent + slack - slack).overlaps(arb(value)), (expected, value)
 
 
@@ -112,7 +112,7 @@ def test_a_formula_is_itself_in_another_order_and_not_itself_and_a_little_more(t
         (r"1000000!", r"10^6\cdot 999999!+7", False),
         (r"10^{50000}+\pi", r"10^{50000}+e", False),
         (r"10^{10000}+\pi", r"\pi+10^{10000}", True),
-        (r"10^{10^6}+\pi", r"\pi+10^{10^6}", None),  # beyond the budget
+        (r"10^{10^6}+\pi", r"\pi+10^{10^6}", None),  # beyond the compute budget
         (r"\tanh(10^6)", "1", None),
         (r"\tanh(10^3)", "1", False),
         (r"\max(0, 1-|x-98765|)", "0", False),
@@ -120,7 +120,7 @@ def test_a_formula_is_itself_in_another_order_and_not_itself_and_a_little_more(t
         (r"\arcsin(\sin x)", "x", False),
         (r"\sqrt{(x-4)(4.001-x)}", r"\sqrt{x-4}\sqrt{4.001-x}", True),
         (r"\sqrt{(x-4)(4.001-x)}", r"\sqrt{x-4}\sqrt{4.002-x}", False),
-        (r"\sqrt{-x^2-1}", r"\sqrt{-x^2-2}", False),  # complex, where neither is real
+        (r"\sqrt{-x^2-1}", r"\sqrt{-x^2-2}", False),  # complex, while neither side is real
         (r"\lfloor \sqrt{x} \rfloor", r"\lfloor \sqrt{\lfloor x \rfloor} \rfloor", None),
         (r"\log_2 8", "3", True),
         ("x^2-1", "(x-1)(x+1)", True),
@@ -268,7 +268,7 @@ def test_units_and_nouns(text: str, kind: str | None) -> None:
         (r"\lfloor 2x \rfloor", r"\lfloor x \rfloor + \lfloor x+\frac{1}{2} \rfloor", False, True),
         (r"\lfloor x \rfloor", r"\lfloor x \rfloor + \lfloor \frac{x}{50} \rfloor", False, False),
         (r"\lfloor \frac{n}{2} \rfloor", r"\frac{2n-1+(-1)^n}{4}", True, True),
-        (r"\lfloor \frac{n}{2} \rfloor", r"\frac{2n-1+(-1)^n}{4}", False, False),  # not between whole numbers
+        (r"\lfloor \frac{n}{2} \rfloor", r"\frac{2n-1+(-1)^n}{4}", False, False),  # differs at non-integers
         (r"\gcd(n,n+6)", r"\gcd(n,6)", True, True),
         (r"\gcd(n,n+6)", r"\gcd(n,12)", True, False),
     ],
@@ -290,7 +290,7 @@ def test_the_alarm_ends_python_code_that_catches_everything() -> None:
         while time.process_time() < end:
             try:
                 sum(range(1000))
-            except CpuAlarm:  # a bare ``except:`` of a library, once
+            except CpuAlarm:  # a library once had a bare ``except:`` here
                 swallowed += 1
                 if swallowed > 1:
                     raise
@@ -301,4 +301,4 @@ def test_the_alarm_ends_python_code_that_catches_everything() -> None:
         stubborn()
     with cpu_limit(60):
         pass
-    assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)  # the next answer is not stopped by the alarm of this one
+    assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)  # the alarm of this answer does not stop the next one

@@ -1,4 +1,4 @@
-"""Whatever stands in a box: one verdict an item, in order, the pool alive, and equal texts equal."""
+"""Any text in a box: one verdict per item, in order, the pool survives, and equal texts are equal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The maths verifier against labelled and hostile answers beside the checkout, and near misses of real references."""
+"""The maths verifier on labelled and hostile answers of ``../shared/data``, and on near misses of real references."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_every_reference_that_math_verify_cannot_read_can_be_earned(shared_data:
     verifier = MathsVerifier(JudgeOptions())
     with (shared_data / "math" / "gold_unmatchable.jsonl").open(encoding="utf-8") as file:
         rows = [json.loads(line)["gold"] for line in file]
-    # some reference answers were cut too early: an honest answer closes its braces
+    # some reference answers are truncated too early: an honest answer closes its braces
     assert [
         reference
         for reference in rows

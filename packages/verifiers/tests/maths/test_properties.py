@@ -1,4 +1,4 @@
-"""What holds for every text: a reference meets itself, equality has two directions, and no hedge is worth anything."""
+"""Properties for every text: a reference equals itself, equality is symmetric, and a hedge never earns anything."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_values(text: str, value: str | None) -> None:
     assert final_answer(text, choice=False) == value
 
 
-SAID = [  # D: a value denied, d: one doubted
+SAID = [  # D: a value is denied, d: one is doubted
     ("It isn't 5.", "It isn't D."),
     ("It does not equal 5.", "It does not equal D."),
     ("The number of boxes that are not red is 5.", "The number of boxes that are not red is 5."),
@@ -174,7 +174,7 @@ MOST_MISSED = 3
 
 
 def test_the_probes_of_clauses() -> None:
-    """No response that gives no answer or another one is accepted."""
+    """No response without an answer, or with another answer, is accepted."""
     verifier = MathsVerifier(JudgeOptions())
     tables = tomllib.loads(Path(__file__).with_name("clause_probes.toml").read_text(encoding="utf-8"))["probes"]
     said = {

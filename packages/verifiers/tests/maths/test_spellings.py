@@ -1,7 +1,7 @@
-"""Answers in every notation that one meets: each reference answer with right spellings and with wrong neighbours.
+"""Answers in every common notation: each reference answer with correct spellings and with wrong neighbours.
 
-The tables are text files beside this one: ``=`` a reference answer, ``+`` what says the same, ``-`` what does not;
-``~`` what says the same and is known to be missed. The "unmet" ones and the one on equality were written whole before
+The tables are text files in this folder: ``=`` marks a reference answer, ``+`` an equal answer, ``-`` a different one,
+``~`` an equal answer that is known to be rejected. The "unmet" tables and the one on equality were complete before
 they were run. The rows of ``pairs.txt`` begin with their reference answer.
 """
 
@@ -19,13 +19,13 @@ from magicrl_verifiers.maths.maths_verifier import MathsVerifier
 from magicrl_verifiers.records import JudgeOptions
 
 VERIFIER = MathsVerifier(JudgeOptions())
-# as a worker does: what the first integral loads would count against its CPU limit
+# like a worker: the imports of the first integral would count against its CPU limit
 VERIFIER.judge([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 2y \, dy}")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def as_small_as_a_worker() -> Iterator[None]:
-    """Keep the garbage collector from walking what other tests left, on an answer's CPU time."""
+    """Keep the garbage collector from scanning objects of other tests during an answer's CPU time."""
     gc.collect()
     gc.freeze()
     yield
@@ -115,7 +115,7 @@ def test_in_running_text(row: Row) -> None:
         ("So answer = 48, no: one more.\n#### 66", "66", True),
         ("So answer = 48, no: one more.\n#### 66", "48", False),
         ("The answer is 48.\n#### 1,066\n", "1066", True),
-        ("### Final answer\n18", "18", True),  # a heading, and the answer under it
+        ("### Final answer\n18", "18", True),  # a heading, and the answer below it
         ("#### 66\nThe answer is 48.", "48", True),  # the line is not the last one
         ("The answer is 48.\n#### Conclusion", "48", True),  # a heading
         ("We add both.\n\\[\n7x - 2\n\\]", "7x-2", True),
@@ -164,7 +164,7 @@ def test_all_numbers_are_no_answer() -> None:
 
 
 def test_dots_between_terms_are_read() -> None:
-    """Math-Verify drops them."""
+    """Math-Verify drops the dots."""
     assert accepts(r"x_1+\ldots+x_9", r"x_1+\ldots+x_9")
     assert not accepts(r"x_1+\ldots+x_9", "x_1+x_9")
 
@@ -187,9 +187,9 @@ def test_several_boxes_are_one_list_only_for_a_reference_that_is_one() -> None:
     row = r"$\boxed{3}$ and $\boxed{7}$"
     assert VERIFIER.judge(["3, 7"], row).decided_by == "boxes"
     assert not VERIFIER.judge(["3"], row).correct
-    assert not VERIFIER.judge(["7"], row).correct  # it would pay to box two guesses
+    assert not VERIFIER.judge(["7"], row).correct  # two boxed guesses must not earn a reward
     assert VERIFIER.judge(["7"], r"$\boxed{7}$, or $\boxed{7.0}$").correct
-    assert VERIFIER.judge(["7"], r"\boxed{3}. No, it is \boxed{7}").correct  # the last word counts
+    assert VERIFIER.judge(["7"], r"\boxed{3}. No, it is \boxed{7}").correct  # the last answer counts
     assert not VERIFIER.judge(["3, 7"], r"\boxed{3}. No, it is \boxed{7}").correct
     assert not VERIFIER.judge(["3, 7"], r"\boxed{3}, \boxed{5}, \boxed{7}").correct
 
@@ -243,7 +243,7 @@ def test_the_engine_reports_whose_text_it_reads_and_never_reads_a_distrusted_ref
     assert [verifier.judge([reference], text).status for text in (same, other)] == ["matched", "mismatch"]
     # a worker that dies in the second phase counts against the response
     assert phases == ["reference", "answer"] * 2
-    # the steps before Math-Verify can read the second one, but cannot decide
+    # the steps before Math-Verify can parse the second one, but cannot decide
     for distrusted, response in ((reference, other), (r"\tanh(10^6)", r"\boxed{1}")):
         verifier.distrust([distrusted])
         assert verifier.judge([distrusted], response).status == "reference_unparsable"

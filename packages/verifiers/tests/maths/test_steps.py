@@ -111,12 +111,12 @@ def test_plain_number(text: str, expected: Fraction | None) -> None:
         ("0.1", "0.10000001", False),
         ("100000000000", "99999999999", False),
         ("0.00000001", "0", False),
-        ("1,234", "1,235", None),  # could be two lists: left to a later step
-        (r"\frac{1}{12}", "0.0833333333", True),  # cannot be said in decimals
+        ("1,234", "1,235", None),  # could be two lists: a later step decides
+        (r"\frac{1}{12}", "0.0833333333", True),  # has no finite decimal
         (r"\frac{1}{12}", "0.083333", False),  # five significant digits are too few
         (r"\frac{1}{3}", "0.333334", False),
         (r"\frac{2}{3}", "0.666667", True),  # rounded
-        (r"\frac{2}{3}", "0.666666", True),  # cut
+        (r"\frac{2}{3}", "0.666666", True),  # truncated
         (r"\frac{2}{3}", "0.666668", False),
         (r"\frac{1}{2}", "0.5000001", False),
         ("0.333333", r"\frac{1}{3}", True),

@@ -105,6 +105,7 @@ def collect_values(
         rank = min(faults, key=lambda rank: (faults[rank].blame, rank))
         fault = faults[rank]
         mistakes = [fault.mistake for fault in faults.values()]
+        # Only if all ranks raised are they at the same place and can continue; otherwise some wait in a collective.
         if len(faults) == len(answers) and mistakes[0] is not None and None not in mistakes:
             raise mistakes[0]
         cause = fault.text if fault.died else f"failed: {fault.text}"
@@ -135,6 +136,7 @@ class RankGroup:
             LearnerLost: A rank died, failed, or did not answer in time.
             ValueError: Every rank raised it. The ranks can continue.
         """
+        # Send all calls before any answer is read: a call of one rank may wait for the others.
         order = self.order or range(len(arguments))
         waiting = {self._send(order[rank], method, given): rank for rank, given in enumerate(arguments)}
         answers: list[Answer | None] = [None] * len(arguments)
@@ -218,6 +220,7 @@ class LocalRanks(RankGroup):
                     env={**os.environ, LOCAL_RANK: str(rank), **environment},
                 )
             )
+            # Close our copy of the child's end, or the pipe of a dead child would never report its end.
             theirs.close()
 
     def stop(self) -> None:
@@ -241,6 +244,7 @@ class LocalRanks(RankGroup):
         except (EOFError, OSError):
             pass
         try:
+            # The exit status separates an out-of-memory kill (signal 9) from an error in the code.
             code = self.processes[process].wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             return Answer(fault=Fault(died=True, text="closed its connection"))

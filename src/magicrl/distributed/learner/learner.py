@@ -59,6 +59,8 @@ class _Writing:
         unseen = [name for name in files if not (self.folder / name).is_file()]
         if errors:
             self.fail(errors[0])
+        # A rank on another node may have written to a folder of the same name on its own disk. Without this check the
+        # checkpoint would lack that rank's rows.
         elif unseen:
             self.fail(
                 f"{self.folder} lacks {unseen[0]}, which a learner rank has written: the run folder must be on a "
@@ -81,10 +83,12 @@ def split_by_tokens(samples: Sequence[TrainSample], parts: int, token_budget: in
     """
     assert parts >= 1
     total = sum(len(sample) for sample in samples)
+    # A family larger than an even share would make its rank the slowest one, and all ranks wait for the slowest.
     pieces = families(samples, max(1, min(token_budget, math.ceil(total / parts))))
     sizes = [len(samples[p[0]].prompt_tokens) + sum(len(samples[i].tokens) for i in p) for p in pieces]
     shares: list[list[int]] = [[] for _ in range(parts)]
     loads = [0] * parts
+    # Ties are broken by index, so that a rebuild after a lost rank makes the same shares and therefore the same sums.
     for piece in sorted(range(len(pieces)), key=lambda i: (-sizes[i], i)):
         least = min(range(parts), key=lambda i: (loads[i], i))
         shares[least] += pieces[piece]
@@ -110,6 +114,7 @@ def shard_ranks(places: Sequence[tuple[str, float]], state: float) -> int:
         places: Node and memory in bytes of each rank, in order.
         state: Bytes of float32 weights, gradients and moments.
     """
+    # A group that divides the ranks of every node never spans two nodes, so its frequent gathers stay inside a node.
     inside = math.gcd(*Counter(node for node, _ in places).values())
     return shards_by_default(len(places), inside, state, min(memory for _, memory in places))
 
@@ -180,6 +185,7 @@ class DistributedLearner:
         learning = learning or LearnerSettings()
         self._objective = Objective(learning)
         self._policy = policy
+        # The driver keeps only the architecture: a 32B model would take 60 GB of its memory for nothing.
         policy.model.to("meta")  # pyright: ignore[reportArgumentType]
         self._launcher, self._placement = launcher, placement
         self._settings = RankSettings(
@@ -212,6 +218,7 @@ class DistributedLearner:
         self._step: dict[str, float] = {}  # sums over the updates since `observations`
         self._spans: list[WorkSpan] = []
         self._ranks: RankGroup | None = None
+        # Start the ranks here, so that a setting they refuse ends the run before any response is sampled.
         self._repeated(self._running)
 
     @property
@@ -251,6 +258,7 @@ class DistributedLearner:
             NotFiniteError, ValueError: As in the single learner.
             LearnerLost: More ranks were lost than ``rebuilds`` allows. The call can be repeated after `rebuild`.
         """
+        # Fail before any rank starts its pass: ranks that are in a collective cannot be stopped without ending them.
         self._check(batch.samples)
         self._objective.check(batch.samples, controls)
         self._poll_shards(wait=False)
@@ -260,6 +268,7 @@ class DistributedLearner:
             for name, value in (("tokens", answer.tokens), ("busy_seconds", answer.seconds)):
                 key = f"cluster/rank_{rank}/{name}"
                 self._step[key] = self._step.get(key, 0) + value
+        # Only after success: a rebuild inside the call repeats all recorded updates and would apply this one twice.
         self._updates.append((batch, controls))
         return found
 
@@ -323,6 +332,7 @@ class DistributedLearner:
         Raises:
             LearnerLost: A rank was lost. The next call of any method starts new ranks.
         """
+        # The ranks' own limit ends first, so that they report a missing worker before the driver takes them for lost.
         what = "rollout engines to come for weights"
         return self._unrepeated("join_receivers", self._same(size, seconds), what, 2 * seconds)[0]
 
@@ -432,6 +442,7 @@ class DistributedLearner:
         adapters: dict[str, Callable[[Path], None]] = {}
         if lora is not None:
             adapters[ADAPTER] = lambda inner: write_adapters(inner, self.adapters(), lora, self._policy.folder)
+        # ``assign`` avoids a copy of the model, and a tied head has no separate key.
         model.load_state_dict(self.weights(), assign=True, strict=False)
         model.tie_weights()
         save_policy(
@@ -474,6 +485,8 @@ class DistributedLearner:
                     self._read(*self._base)
                 else:
                     self._restore(self._base)
+                # The updates are repeated with the recorded batches and controls. They give the same bits, because
+                # shares, their order and the order of the sums are the same.
                 for made in range(len(self._updates) + 1):
                     if self._writing is not None and made == self._writing.updates and not self._writing.end.done():
                         # The copy was lost with the ranks that wrote it. It was taken after this many updates.
@@ -492,6 +505,7 @@ class DistributedLearner:
         count = self._placement.ranks
         what = "learner ranks to be placed"
         places: list[tuple[str, float]] = self._call("location", self._same(self._settings.device, count), what)
+        # Neighbouring ranks share sequences and shards, whose exchanges are far faster inside a node.
         ranks.order = by_node([node for node, _ in places])
         state = learner_state(self._policy.model.num_parameters(), lora=self._settings.learning.model.lora is not None)
         # On GPUs that engines use in turns, each rank must keep as little memory as possible.
@@ -500,6 +514,7 @@ class DistributedLearner:
         return replace(self._settings, placement=placement)
 
     def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> Mapping[str, float]:
+        # Weights are computed from the whole mini-batch: a single share does not know its denominator.
         given = [(share, controls) for share in self._shares(batch, weights)]
         try:
             answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")
@@ -516,6 +531,7 @@ class DistributedLearner:
     def _set_base(self, state: State) -> None:
         """Make ``state``, which is the current one, the start of any rebuild."""
         with self._base_lock:
+            # A copy that is still being written belongs to the earlier state and must not become the base.
             self._base, self._writing = state, None
             self._updates.clear()
 
@@ -523,6 +539,7 @@ class DistributedLearner:
         tensors = {name: value.detach().cpu() for name, value in state.items() if isinstance(value, Tensor)}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         packed = pack(tensors)
+        # Only rank 0 gets the tensors, and scatters them: each rank's memory then holds one full tensor at a time.
         given = [(shapes, packed if rank == 0 else {}, state["meta"]) for rank in range(self._placement.ranks)]
         self._version = self._call("restore", given, "a state to be restored")[0]
 
@@ -565,6 +582,7 @@ class DistributedLearner:
 
     def _repeated(self, call: Callable[[], T]) -> T:
         """Return the result of ``call``. After a lost rank, repeat it on new ranks while ``rebuilds`` allows."""
+        # A mistake of the user would come back on new ranks, so it is raised at once and not repeated.
         for left in range(self._rebuilds, -1, -1):
             try:
                 return call()

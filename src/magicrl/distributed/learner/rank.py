@@ -129,6 +129,7 @@ class LearnerRank:
         Raises:
             ValueError: The model cannot be loaded or trained with these settings.
         """
+        # The process may serve a second model; both together might not fit into its memory.
         self.close()
         self._rank, self._ranks = rank, ranks
         if settings.threads:
@@ -165,6 +166,8 @@ class LearnerRank:
         began, cpu_began = time.perf_counter(), time.process_time()
 
         def accumulate(chosen: Sequence[int], scale: float) -> LossMetrics:
+            # After a failure the optimizer looks for the culprit among subsets of the mini-batch's indices, which all
+            # ranks search in the same order.
             own = [place for place, index in enumerate(share.indices) if index in chosen]
             return self._accumulate(share, own, controls, scale)
 
@@ -184,6 +187,7 @@ class LearnerRank:
     def gradients(self, share: Share, controls: Controls) -> Payload | None:
         """Return the full gradients of a mini-batch by parameter name, on rank 0, without an update. For checks
         only."""
+        # The gradient without scaling or clipping is what can be compared with the single learner's.
         self._accumulate(share, range(len(share.samples)), controls)
         self._optimizer.gradients()
         found: dict[str, Tensor] = {}
@@ -226,6 +230,7 @@ class LearnerRank:
         Returns:
             All weights in the order in which they will be sent. None if a worker did not come within ``seconds``.
         """
+        # Every rank takes part, since all of them gather each weight, though only rank 0 sends.
         infos = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())
         self._leave_receivers()
         if self._rank == 0:
@@ -289,6 +294,7 @@ class LearnerRank:
 
         ``meta`` holds ``files``, the names and SHA-256 of the shards. Each rank verifies some of them.
         """
+        # Check the files before any row is overwritten, so that a damaged checkpoint leaves the rank's state whole.
         verify_shards(Path(folder), meta["files"], self._rank, self._ranks)
         empty = self._optimizer.empty_state(int(meta["optimizer_steps"]))
         read_shards(Path(folder), empty)
@@ -326,6 +332,8 @@ class LearnerRank:
         counts = 1.0 if group is None or group.rank() == 0 else 0.0
 
         def reduced(values: Mapping[str, Tensor], op: Any) -> dict[str, Tensor]:
+            # One collective for all metrics. Sorted names give every rank the same order, whatever the order of its
+            # dictionary.
             stacked = torch.stack([values[name] for name in sorted(values)])
             if op == dist.ReduceOp.SUM:
                 stacked = stacked if counts else torch.zeros_like(stacked)

@@ -108,6 +108,7 @@ class Meshes:
         """Group neighbouring ranks: those that share sequences, and those that hold one copy of the model."""
         ranks = dist.get_world_size()
         each = shard_ranks or ranks
+        # One dimension without copies: torch's HSDP path would otherwise add an all-reduce over a group of one.
         copies = {"copy": ranks // each} if each < ranks else {}
         shards = init_device_mesh(device, (*copies.values(), each), mesh_dim_names=(*copies, "shard"))
         sequence = None
@@ -196,6 +197,7 @@ class ShardedModel:
             self._head.with_weights = _apply
             register_fsdp_forward_method(self._head, "with_weights")
         for unit in (*self._layers.values(), *self._ends.values(), root):
+            # FSDP averages by default. A loss here is already divided by the tokens of the whole mini-batch.
             cast(FSDPModule, unit).set_gradient_divide_factor(1.0)
             cast(FSDPModule, unit).set_force_sum_reduction_for_comms(True)
         return root
@@ -203,6 +205,7 @@ class ShardedModel:
     def _fill(self, files: WeightFiles, device: torch.device | str) -> None:
         """Load all buffers and this rank's rows of the starting model, reading and converting one parameter at a
         time."""
+        # Keep the computed buffers (rotary frequencies), since ``to_empty`` discards them and files rarely store them.
         buffers = dict(self.model.named_buffers())
         cast(nn.Module, self._root).to_empty(device=device)
         for name, computed in buffers.items():
@@ -213,6 +216,7 @@ class ShardedModel:
         for name, parameter in self.model.named_parameters(remove_duplicate=False):
             shard = cast(DTensor, parameter.data)
             start, stop = rows_of(shard)
+            # FSDP gives the last ranks no rows if there are fewer rows than ranks.
             if start == stop:
                 continue
             rows = adapters[name][start:stop] if name in adapters else files.rows(_plain(name), start, stop)
@@ -256,7 +260,7 @@ class ShardedModel:
             unit.reshard()
 
     def units(self) -> list[tuple[str, FSDPModule]]:
-        """Layers, embedding and head by the start of their parameters' names, then (as ``""``) what is left."""
+        """Layers, embedding and head by the start of their parameters' names, then (as ``""``) the rest."""
         named = {**self._layers, **self._ends}
         return [*((f"{name}.", cast(FSDPModule, unit)) for name, unit in named.items()), ("", self._root)]
 
@@ -264,6 +268,7 @@ class ShardedModel:
     def weights(self, keep: bool) -> dict[str, Tensor]:
         """All weights by their names before sharding, LoRA merged, in the compute precision on the CPU, or {}."""
         found: dict[str, Tensor] = {}
+        # All ranks read every weight, because each gather is a collective. Only rank 0 keeps a copy.
         for name, tensor in self.stream():
             if keep:
                 found[name] = tensor.detach().to("cpu", copy=True)
@@ -313,6 +318,7 @@ class ShardOptimizer(MasterOptimizer):
     ) -> None:
         self._sharded = {name: cast(DTensor, parameter) for name, parameter in sharded.items()}
         self._device = device
+        # The last dimension of the mesh is one copy of the model; the norm must not count the other copies.
         self._shards = next(iter(self._sharded.values())).device_mesh.get_group(-1)
         # The same memory: FSDP gathers what AdamW changes here.
         local = {name: nn.Parameter(p.to_local().detach()) for name, p in self._sharded.items()}
@@ -328,6 +334,7 @@ class ShardOptimizer(MasterOptimizer):
 
     def gradient_norm(self) -> float:
         """Return the global L2 norm, the same on every rank."""
+        # In float64, so that the norm hardly depends on the number of ranks over which the squares are spread.
         total = torch.zeros((), dtype=torch.float64, device=self._device)
         for gradient in self.gradients().values():
             total += square_sum(gradient).to(self._device)
@@ -337,6 +344,7 @@ class ShardOptimizer(MasterOptimizer):
     def weights_are_finite(self) -> bool:
         """Return whether the master weights of every rank are finite."""
         found = torch.tensor(int(super().weights_are_finite()), device=self._device)
+        # All ranks must decide alike: if only one rank raised, the others would stay in a collective.
         dist.all_reduce(found, dist.ReduceOp.MIN)
         return bool(found)
 
@@ -374,6 +382,7 @@ class ShardOptimizer(MasterOptimizer):
         shards = self.empty_state(int(meta["optimizer_steps"]))
         check_state_shapes("the checkpoint", shapes, {key: tuple(shard.shape) for key, shard in shards.items()})
         for key, shard in shards.items():
+            # Every rank needs a tensor of the full shape for the scatter, but only rank 0's values are read.
             given = whole[key] if whole else torch.empty(shard.shape, dtype=shard.dtype)
             given = given.to(self._device, shard.dtype).contiguous()
             part = distribute_tensor(given, shard.device_mesh, shard.placements)
@@ -422,6 +431,7 @@ class ShardWriter:
         mine: dict[str, DTensor] = {}
         for key, shard in state.items():
             first, stop = rows_of(shard)
+            # All copies of the model hold equal rows, so the first copy's files are the whole state.
             if stop > first and (shard.device_mesh.ndim == 1 or shard.device_mesh.get_local_rank(0) == 0):
                 mine[key] = shard
         rows = host_copy({key: shard.to_local() for key, shard in mine.items()})
@@ -463,6 +473,7 @@ def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int)
     Raises:
         ValueError: A file is missing or does not have its checksum.
     """
+    # Hashing all files on every rank would read the state as often as there are ranks.
     for name in sorted(files)[rank::ranks]:
         file = folder / name
         if not file.is_file() or sha256_of(file) != files[name]:
@@ -516,6 +527,7 @@ class ShardedScorer(PolicyScorer):
         """Yield the micro-batches, equally many on every rank because each pass gathers weights. Missing ones are
         empty."""
         plan, shared = self.plan(samples)
+        # At least one pass, even for an empty share: the other ranks' gathers wait for this rank.
         most = torch.tensor(max(1, len(plan)), device=self.device)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         passes = plan + [[] for _ in range(int(most) - len(plan))]
@@ -532,6 +544,7 @@ class ShardedScorer(PolicyScorer):
         group = self._sharded.meshes.sequence
         if group is None:
             return self._sharded.run(lambda: super(ShardedScorer, self).forward(batch, temperature))
+        # Log-probs of all slices are gathered, because the loss of a response may need all its tokens.
         part = SequenceSlice.of(batch, group)
 
         def own() -> tuple[Tensor, Tensor]:

@@ -68,9 +68,11 @@ class UlyssesContext:
         """Attend as ``AttentionContext.attend`` does; the arguments hold this rank's slice."""
         parts = [x[0].unflatten(0, (self._degree, -1)) for x in (query, key, value)]
         heads = [part.shape[1] for part in parts]
+        # Query, key and value travel in one exchange, since latency counts here more than bandwidth.
         slices = self._exchange(torch.cat(parts, dim=1))  # [ranks, heads of this rank, slice, head_dim]
         whole = slices.permute(1, 0, 2, 3).flatten(1, 2)[:, : self._tokens]
         q, k, v = whole.split(heads)
+        # A sink is a parameter per head, and this rank now has only some of the heads.
         if rules.sinks is not None:
             rules = replace(rules, sinks=rules.sinks.unflatten(0, (self._degree, -1))[self._group.rank()])
         out = self._inner.attend(layer, q[None], k[None], v[None], scaling, rules)[0]
@@ -106,6 +108,7 @@ class SequenceSlice:
         owners = batch.predict_index // length
         counts = torch.bincount(owners, minlength=degree)
         width = int(counts.max())
+        # Stable, so that tokens keep their order within a slice, as the slices' results do.
         order = torch.argsort(owners, stable=True)
         within = torch.empty_like(owners)
         starts = counts.cumsum(0) - counts
@@ -136,6 +139,7 @@ class _Gather(torch.autograd.Function):
     def forward(ctx: Any, values: Tensor, own: Tensor, place: Tensor, width: int, group: dist.ProcessGroup) -> Tensor:
         ctx.save_for_backward(own)
         padded = F.pad(values, (0, width - len(values)))
+        # ``all_gather`` needs equal shapes, hence the padding to the widest slice.
         parts = [torch.empty_like(padded) for _ in range(group.size())]
         dist.all_gather(parts, padded.contiguous(), group)
         return torch.cat(parts)[place]

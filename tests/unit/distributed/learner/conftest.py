@@ -1,4 +1,4 @@
-"""A start model with grouped heads, recorded rollouts with rejections, and ranks that several tests share."""
+"""A starting model with grouped heads, recorded rollouts with rejections, and ranks that several tests share."""
 
 from __future__ import annotations
 
@@ -45,19 +45,19 @@ def _start(folder: Path, *, tied: bool) -> Path:
 
 @pytest.fixture(scope="session")
 def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three layers, four query and two key/value heads, tied embeddings, a vocabulary padded by three rows."""
+    """Make three layers, four query and two key/value heads, tied embeddings, a vocabulary padded by three rows."""
     return _start(tmp_path_factory.mktemp("start") / "model", tied=True)
 
 
 @pytest.fixture(scope="session")
 def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same with a head of its own."""
+    """Make the same model with a separate head."""
     return _start(tmp_path_factory.mktemp("untied") / "model", tied=False)
 
 
 @pytest.fixture(scope="session")
 def twelve_layers(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, int]:
-    """A model's folder, its bytes and those of its largest unit in bfloat16."""
+    """Return a model's folder, its bytes and those of its largest unit in bfloat16."""
     folder = tmp_path_factory.mktemp("twelve")
     config = Qwen2Config(
         vocab_size=2048,
@@ -85,7 +85,7 @@ def _group(draw: int, rng: np.random.Generator, rewards: Sequence[bool]) -> Scor
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> list[TrainSample]:
-    """Survivors of seven recorded groups, of which two are rejected: 5 groups, 19 responses of 1 to 39 tokens."""
+    """Return survivors of seven recorded groups, two of them rejected: 5 groups, 19 responses of 1 to 39 tokens."""
     rng = np.random.default_rng(0)
     outcomes = [(1, 0, 0, 1), (1, 1, 1, 1), (0, 1, 0), (0, 0, 0, 0), (1, 0, 1, 1), (0, 1, 0, 0), (1, 0, 0, 0)]
     scored = [_group(draw, rng, [bool(r) for r in rewards]) for draw, rewards in enumerate(outcomes)]
@@ -97,7 +97,7 @@ def recorded(tmp_path: Path) -> list[TrainSample]:
 
 
 class SharedRanks:
-    """A launcher whose processes serve one learner after the other, and a smaller one by the first of them."""
+    """A launcher whose processes serve one learner after the other. Smaller learners use the first of them."""
 
     def __init__(self) -> None:
         self._group: LocalRanks | None = None
@@ -105,7 +105,7 @@ class SharedRanks:
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         if self._group is None or len(self._group.processes) < ranks:
             self.end()
-            # layers are traced and split as by torch's compiler, which takes minutes:
+            # torch's compiler itself takes minutes, so layers are only traced and split:
             # tests/unit/models/test_compiled.py
             traced = {"TORCH_COMPILE_OVERRIDE_BACKENDS": ">=0:eager"}
             environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **traced}
@@ -118,7 +118,7 @@ class SharedRanks:
 
 
 class _First(LocalRanks):
-    """Some of a group's processes; they outlive it."""
+    """Some of a group's processes, which outlive it."""
 
     def __init__(self, group: LocalRanks, ranks: int) -> None:
         self._grace = 3.0

@@ -1,4 +1,4 @@
-"""Ranks against the single learner: the same gradients, metrics, weights and state."""
+"""Ranks compared with the single learner: the same gradients, metrics, weights and state."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from magicrl.training.checkpoint import Checkpoint, CheckpointWriter, load_check
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
-from magicrl.training.step import minibatches, with_old_logprobs, with_ref_logprobs
+from magicrl.training.step import minibatches, with_logprobs
 
-# Learners that add in another order part by themselves: on these samples two single learners with other micro-batches
-# are 6e-6 apart after five steps, and 5e-7 on the same weights.
+# Learners that add in another order diverge: on these samples two single learners with other micro-batches
+# differ by 6e-6 after five steps, and by 5e-7 on the same weights.
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-4, clip_low=0.15, clip_high=0.25, kl_coefficient=0.1)
 Loaded = Callable[[], Any]
 
@@ -60,7 +60,7 @@ def spread(
 
 
 def shards(many: DistributedLearner, folder: Path) -> dict[str, Any]:
-    """The state as its ranks write it into ``folder``; what is needed to read it."""
+    """Write the state with its ranks into ``folder``, and return the information to read it."""
     folder.mkdir()
     begun = many.begin_shards(folder)
     many.finish_shards()
@@ -81,11 +81,11 @@ def gradients(one: LocalLearner, batch: TrainBatch) -> dict[str, Tensor]:
 
 
 def batches(learner: Learner, samples: Sequence[TrainSample], steps: int) -> list[TrainBatch]:
-    """``steps`` mini-batches, uneven, with old log-probs of this very learner and some reference's."""
+    """Return ``steps`` uneven mini-batches, with old log-probs of this learner and some reference's."""
     logprobs, _ = learner.logprobs(samples, CONTROLS.temperature)
     rng = np.random.default_rng(5)
     ref = [frozen_floats(values + rng.normal(0, 0.3, len(values))) for values in logprobs]
-    carried = with_ref_logprobs(with_old_logprobs(samples, logprobs), ref)
+    carried = with_logprobs(with_logprobs(samples, "old_logprobs", logprobs), "ref_logprobs", ref)
     longest = max(range(len(carried)), key=lambda i: len(carried[i].tokens))
     mask = np.arange(len(carried[longest].tokens)) % 3 != 1
     carried[longest] = dataclasses.replace(carried[longest], loss_mask=mask)
@@ -96,7 +96,7 @@ def batches(learner: Learner, samples: Sequence[TrainSample], steps: int) -> lis
 
 
 def compare(one: LocalLearner, many: DistributedLearner, samples: Sequence[TrainSample], steps: int) -> None:
-    """Both make ``steps`` updates on what each makes of the samples; all that they tell is the same."""
+    """Make ``steps`` updates with both learners on the same samples. All reports must be equal."""
     pairs = zip(batches(one, samples, steps), batches(many, samples, steps), strict=True)
     for ours, theirs in pairs:
         assert relative_error(many.gradients(theirs, CONTROLS), gradients(one, ours)) < 1e-5
@@ -112,10 +112,10 @@ def compare(one: LocalLearner, many: DistributedLearner, samples: Sequence[Train
 
 
 def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[TrainSample], tmp_path: Path) -> None:
-    """Also with a sequence shared by both, also when there is work for one alone, and nothing is kept of a bad step."""
+    """Also with a sequence shared by both, and with work for only one. A failed step must leave nothing behind."""
     one, many = single(loaded), spread(loaded, ranks, 2)
     compare(one, many, recorded, steps=2)
-    # a batch of one response leaves one rank without any
+    # a batch of one response leaves one rank without work
     samples = batches(one, recorded, 1)[0].samples
     alone = TrainBatch.of(samples[:1], max_response_tokens=40)
     many.restore(one.state())
@@ -141,7 +141,7 @@ def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[Tr
 def test_how_sums_over_ranks_are_made_changes_no_update(
     untied: Loaded, ranks: Any, recorded: list[TrainSample], tmp_path: Path
 ) -> None:
-    """Embedding and head are units of their own here; two copies of the model, sums once an update."""
+    """Embedding and head are separate units here. Two copies of the model exchange sums once per update."""
     compare(single(untied), spread(untied, ranks, 2, placed={"reduce_once": True}), recorded, steps=2)
     copies = spread(untied, ranks, 2, placed={"shard_ranks": 1})
     compare(single(untied), copies, recorded, steps=2)
@@ -163,7 +163,7 @@ def test_how_sums_over_ranks_are_made_changes_no_update(
 
 @pytest.mark.slow
 def test_compiled_ranks_are_one_learner(untied: Loaded, ranks: Any, recorded: list[TrainSample]) -> None:
-    """Sharded units around compiled layers; also a rank that has no work of its own."""
+    """Use sharded units around compiled layers, also with a rank that has no work."""
     model = {"gradient_checkpointing": True, "lora": LoraConfig(rank=3)}
     one = single(untied, model=model)
     many = spread(untied, ranks, 2, 2, model={"compile": True, **model})
@@ -186,7 +186,7 @@ def test_two_copies_of_two_shards_are_one_learner(
     sequence_parallel: int,
     placed: Mapping[str, Any],
 ) -> None:
-    """HSDP on four processes: shards in a group, copies across groups, and a state of one copy's files."""
+    """HSDP on four processes: shards within a group, copies across groups, and a state from one copy's files."""
     one = single(untied)
     many = spread(untied, ranks, 4, sequence_parallel, placed={"shard_ranks": 2, **placed})
     compare(one, many, recorded, steps=2)
@@ -203,7 +203,7 @@ def test_two_copies_of_two_shards_are_one_learner(
 def test_ranks_hold_the_reference_in_shards(
     loaded: Loaded, untied: Loaded, ranks: Any, recorded: list[TrainSample], dtype: DType
 ) -> None:
-    """Another model than the policy's; what it scores stays as it was whatever the policy learns."""
+    """Use a reference that is not the policy's model. Its scores must not change when the policy learns."""
     model: dict[str, Any] = {"dtype": dtype}
     policy = loaded()
     frozen = load_policy(policy.folder, dtype=dtype)
@@ -314,7 +314,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     one = single(loaded)
     one.restore(gathered)
     assert dict(one.update(second, CONTROLS)) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
-    # as a checkpoint: written by ranks, read by one process under the single learner's names
+    # like a checkpoint: written by ranks, read by one process under the single learner's names
     kept = Checkpoint(step=1, tensors={}, state={"learner": {}})
     with CheckpointWriter(tmp_path / "checkpoints", other) as writer:
         writer.begin(kept, keep_last=1)
@@ -327,7 +327,7 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     expected = other.state()
     assert alone.version == expected["meta"]["optimizer_steps"]
     assert all(torch.equal(value, expected[k]) for k, value in alone.state().items() if k != "meta")
-    # damage is told, and the ranks may go on
+    # damage is reported, and the ranks can continue
     file = tmp_path / "shards" / sorted(meta["files"])[1]
     content = file.read_bytes()
     file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -354,7 +354,7 @@ def test_mistakes_are_the_users_own_errors(loaded: Loaded, ranks: Any, recorded:
 def test_ranks_send_tokens_where_the_sampler_did(
     start_folder: Path, ranks: Any, recorded: list[TrainSample], tmp_path: Path
 ) -> None:
-    """A mixture, with choices of nobody's: the record travels with the samples."""
+    """Use a mixture of experts with arbitrary choices: the record travels with the samples."""
     config = MixtralConfig(
         **SIZES | {"max_position_embeddings": 512, "eos_token_id": 1, "pad_token_id": 0},
         initializer_range=0.3,
@@ -363,7 +363,7 @@ def test_ranks_send_tokens_where_the_sampler_did(
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        # ranks read the files' rows under the names that the loaded model has
+        # ranks read the files' rows under the names of the loaded model
         MixtralForCausalLM(config).save_pretrained(folder := tmp_path / "mixture", save_original_format=False)
     load_policy(start_folder).tokenizer.save_pretrained(folder)
 

@@ -1,4 +1,4 @@
-"""A rank that dies, fails or stays silent: who is named, and that a rebuilt learner is where the lost one was."""
+"""A rank that dies, fails or stays silent: the report names it, and a rebuilt learner has the state of the lost one."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Watched:
 
 
 def unread(socket: int) -> int:
-    """Bytes that the other side of a Unix socket has not read yet."""
+    """Return the bytes that the other side of a Unix socket has not read yet."""
     size = array.array("i", [0])
     fcntl.ioctl(socket, termios.TIOCOUTQ, size)
     return size[0]
@@ -115,7 +115,7 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     tmp_path: Path,
     until: Callable[[Callable[[], bool]], None],
 ) -> None:
-    """Killed at rest, in an update and after shards were written: the bits of a run in which nothing was lost."""
+    """Kill when idle, in an update and after shards were written: the bits equal an undisturbed run."""
     batches = [TrainBatch.of(recorded[:7]), TrainBatch.of(recorded[7:]), TrainBatch.of(recorded)]
     watched, lost = Watched(), list[LearnerLost]()
     many = learner(loaded, watched, on_loss=lost.append)
@@ -134,7 +134,7 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     many.shards_kept(folder)
     many._rebuilds = 1
     victim = watched.started[-1].processes[0]
-    os.kill(victim.pid, signal.SIGSTOP)  # it is there when the call goes out, and gone in the middle of it
+    os.kill(victim.pid, signal.SIGSTOP)  # alive when the call is sent, killed in the middle of it
     until(lambda: psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED)
     pipe = watched.started[-1]._pipes[0]
 
@@ -158,7 +158,7 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     assert disturbed["meta"] == expected["meta"]
     assert all(torch.equal(disturbed[k], expected[k]) for k in expected if k != "meta")
 
-    # one that hangs runs into the time limit, and nothing is left running
+    # a hanging rank reaches the time limit, and no process remains
     undisturbed._timeouts = ClusterTimeouts(learner=3.0)
     os.kill(watched.again.processes[1].pid, signal.SIGSTOP)
     with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
@@ -169,7 +169,7 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
 def test_the_driver_never_gathers_the_state_by_itself(
     loaded: Callable[[], Any], recorded: list[TrainSample], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A 7B learner's state is 91 GB; a rebuild repeats the updates since the last checkpoint."""
+    """A 7B learner's state is 91 GB. A rebuild repeats the updates since the last checkpoint."""
     many = DistributedLearner.__new__(DistributedLearner)
     called: list[str] = []
     monkeypatch.setattr(DistributedLearner, "_running", lambda self: None)
@@ -202,7 +202,7 @@ sharding.save_file = held
 
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    """Ranks that write into no folder in which there is a file ``hold``."""
+    """Return ranks that do not write into a folder with a file ``hold``."""
     monkeypatch.setattr(launchers, "_CHILD", HELD + launchers._CHILD)
     return Watched()
 
@@ -214,7 +214,7 @@ def held(folder: Path) -> Path:
 
 
 def holds(many: DistributedLearner, folder: Path, meta: dict[str, Any], expected: dict[str, Any]) -> bool:
-    """Whether the ranks' files in ``folder`` are this state; the learner is afterwards what it was."""
+    """Return whether the ranks' files in ``folder`` have this state. Afterwards the learner has its earlier one."""
     state = many.state()
     many.read_shards(folder, meta)
     found = many.state()
@@ -226,7 +226,7 @@ def holds(many: DistributedLearner, folder: Path, meta: dict[str, Any], expected
 def test_two_ranks_write_the_state_of_the_copy_while_updates_go_on(
     loaded: Callable[[], Any], watched: Watched, recorded: list[TrainSample], tmp_path: Path
 ) -> None:
-    """Held up, so that the update is there first."""
+    """Delay the write, so that the next update comes first."""
     many, folder = learner(loaded, watched), held(tmp_path / "copy")
     many.update(TrainBatch.of(recorded[:7]), CONTROLS)
     expected = dict(many.state())
@@ -236,7 +236,7 @@ def test_two_ranks_write_the_state_of_the_copy_while_updates_go_on(
     many.finish_shards()
     assert holds(many, folder, begun.result(), expected)
 
-    # a rank that cannot write is named, and the ranks go on
+    # a rank that cannot write is named, and the ranks continue
     (tmp_path / "full" / "shard-00002.safetensors").mkdir(parents=True)
     begun = many.begin_shards(tmp_path / "full")
     many.finish_shards()
@@ -261,7 +261,7 @@ def test_a_lost_rank_takes_its_copy_with_it_and_a_rebuild_makes_it_again(
     assert len(many.lost) == 1
     (folder / "hold").unlink()
     many.finish_shards()
-    # kept by another thread at any time: a rebuild goes on from it, through the updates since the copy
+    # another thread may save the copy at any time: a rebuild continues from it and repeats the updates since
     many.shards_kept(folder)
     before = many.weights()
     watched.started[-1].processes[0].kill()

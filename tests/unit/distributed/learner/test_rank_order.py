@@ -1,4 +1,4 @@
-"""Which process becomes which rank, and how many ranks hold the model once."""
+"""Order of processes as ranks, and the number of ranks that hold the model once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def test_the_processes_of_a_node_are_neighbours(nodes: str, order: list[int]) ->
 @pytest.mark.parametrize(
     ("nodes", "state", "expected"),
     [
-        ("aaaabbbb", 80, 4),  # 20 a rank: a quarter of 80
+        ("aaaabbbb", 80, 4),  # 20 per rank: a quarter of 80
         ("aaaabbbb", 81, 8),
-        ("aaaabb", 40, 2),  # no group lies on two nodes
+        ("aaaabb", 40, 2),  # no group spans two nodes
         ("aaaabb", 41, 6),
         ("aaab", 20, 1),
         ("aaaa", 1e9, 4),

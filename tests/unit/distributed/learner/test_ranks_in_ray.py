@@ -1,4 +1,4 @@
-"""Ranks as Ray actors: the same learner, and what a killed actor does to it."""
+"""Ranks as Ray actors: the same learner, and the effect of a killed actor."""
 
 from __future__ import annotations
 

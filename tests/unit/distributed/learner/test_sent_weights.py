@@ -1,4 +1,4 @@
-"""Sending weights to engines: two units of memory at a time, never the model, and no wait without a limit."""
+"""Weight transfer to engines: two units of memory at a time, never the whole model, and no wait without a limit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_two_ranks_send_a_unit_at_a_time_and_the_worker_has_every_weight(
     said = [json.loads(text) for text in scripts(SCRIPT, [[str(role), *given] for role in range(3)], tmp_path)]
     assert said[2] == {"other": []}
     for rank in range(2):
-        # the unit's shard in the precision of the exchange may still be there
+        # the unit's shard in the precision of the exchange may still be allocated
         assert unit < said[rank]["beside"] < 2.6 * unit < 0.5 * whole, "what is exchanged, and the unit made of it"
 
 
@@ -92,7 +92,7 @@ def test_the_32b_learner_never_has_the_model_whole(tmp_path: Path) -> None:
 
 
 def test_the_driver_copies_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray hands out memory that may only be read."""
+    """Ray returns memory that may only be read."""
     values = np.ones(3, dtype=np.float32)
     values.flags.writeable = False
     learner = DistributedLearner.__new__(DistributedLearner)
@@ -103,7 +103,7 @@ def test_the_driver_copies_no_model(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Nccl:
-    """torch's NCCL group as `WeightGroup` uses it: each wait, with its limit, and the stream on which it was made."""
+    """torch's NCCL group as `WeightGroup` uses it: each wait with its limit and its stream."""
 
     def __init__(self, made: dict[str, Any], _store: Any, place: int, size: int, options: Any) -> None:
         self.made = made
@@ -132,7 +132,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def test_each_weight_is_sent_on_the_stream_of_its_unit_and_waited_for_under_the_limit(nccl: dict[str, Any]) -> None:
-    """28 layers of 7 weights: vLLM's own sender copies 84 of the 196 on another stream than the unit's."""
+    """Use 28 layers of 7 weights: vLLM's own sender copies 84 of the 196 on another stream than the unit's."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     gathered: list[str] = []
 
@@ -153,7 +153,7 @@ def test_each_weight_is_sent_on_the_stream_of_its_unit_and_waited_for_under_the_
 
 
 def test_who_joins_again_leaves_the_group_before(nccl: dict[str, Any]) -> None:
-    """A communicator that is not given up keeps its GPU memory. The workers: `test_vllm_names.py`."""
+    """A communicator that is not destroyed keeps its GPU memory. `test_vllm_names.py` tests the workers."""
     rank = LearnerRank("node")
     rank._sharded = SimpleNamespace(stream=lambda: iter(()))  # type: ignore[assignment]
     rank._scorer = SimpleNamespace(device=torch.device("cuda"))  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""How a mini-batch is cut: over ranks, and a micro-batch over the ranks that share its sequence."""
+"""Splitting of a mini-batch over ranks, and of a micro-batch over the ranks that share its sequence."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_every_sample_has_one_rank_and_no_rank_much_more_than_its_part(
 
 
 class Rank:
-    """As much of a process group as cutting needs."""
+    """The part of a process group that splitting needs."""
 
     def __init__(self, number: int, ranks: int) -> None:
         self._number, self._ranks = number, ranks
@@ -63,7 +63,7 @@ def test_slices_put_together_are_the_micro_batch(ranks: int) -> None:
         whole = torch.cat([getattr(part, name) for part in slices], dim=1)
         assert torch.equal(whole[:, :tokens], getattr(batch, name))
         assert len({getattr(part, name).shape for part in slices}) == 1
-    # what each rank says of its own response tokens, padded, follows each other: ``place`` finds it again
+    # the ranks' padded results for their response tokens are concatenated: ``place`` finds a token again
     width = slices[0].width
     said = torch.full((ranks, width), -1)
     for rank, part in enumerate(slices):

@@ -1,4 +1,4 @@
-"""What each rank reads of a start model, without processes: torch's group that only pretends to exchange."""
+"""Each rank's part of a starting model, without processes: torch's fake process group."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def one_of(ranks: int, rank: int) -> Generator[None]:
 
 
 def read_by(folder: Path, ranks: int, rank: int, model: ModelConfig) -> dict[str, Tensor]:
-    """The rows that a rank holds after its start."""
+    """Return the rows that a rank holds after its start."""
     with one_of(ranks, rank):
         settings = RankSettings(folder=str(folder), learning=LearnerSettings(model=model))
         sharded = ShardedModel(settings, Meshes.make("cpu", 1), torch.device("cpu"))
@@ -47,7 +47,7 @@ def read_by(folder: Path, ranks: int, rank: int, model: ModelConfig) -> dict[str
         return {name: cast(DTensor, parameter.data).to_local().clone() for name, parameter in named}
 
 
-# the largest parameter has 48 rows: of 36 ranks the last holds none of anything
+# the largest parameter has 48 rows: of 36 ranks the last one holds nothing
 @pytest.mark.parametrize(("ranks", "chosen"), [(1, (0,)), (3, (0, 1, 2)), (36, (0, 17, 35))])
 def test_ranks_hold_the_rows_that_sharding_the_loaded_model_gives(
     start_folder: Path, ranks: int, chosen: tuple[int, ...]
@@ -83,7 +83,7 @@ def test_adapters_start_from_the_same_values_on_ranks_and_in_one_process(start_f
         assert torch.equal(rows, value.to(rows.dtype)), name
 
 
-@pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")  # of the counter
+@pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")  # warning of the counter
 @pytest.mark.parametrize(
     ("settings", "inner", "last"),
     [
@@ -100,7 +100,7 @@ def test_adapters_start_from_the_same_values_on_ranks_and_in_one_process(start_f
 def test_what_a_pass_exchanges(
     untied_folder: Path, settings: dict[str, Any], inner: dict[str, int], last: dict[str, int]
 ) -> None:
-    """Three layers, embedding, head and the norm: six units, of which layers alone are gathered for both directions."""
+    """Three layers, embedding, head and the norm: six units. Only layers are gathered for both directions."""
     with one_of(4, 0):
         placement = LearnerPlacement(ranks=4, **settings)
         told = RankSettings(folder=str(untied_folder), placement=placement)

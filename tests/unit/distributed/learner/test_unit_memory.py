@@ -1,4 +1,4 @@
-"""What the plan says of memory that comes and goes, against FSDP2 on fake tensors followed by torch's own tracker."""
+"""The plan's temporary memory, compared with FSDP2 on fake tensors under torch's memory tracker."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ CONFIG: dict[str, Any] = {
     "vocab_size": 16384,
     "tie_word_embeddings": False,
 }
-"""16 MiB an end in float32, 3.8 a layer: the ends decide."""
+"""Embedding and head take 16 MiB each in float32, a layer 3.8: the former decide the peak."""
 DEEP = CONFIG | {"vocab_size": 1024, "intermediate_size": 4096}
-"""1 MiB an end, 13 a layer: a layer decides."""
+"""Embedding and head take 1 MiB each, a layer 13: a layer decides the peak."""
 
 
-@pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")  # of the tracker
+@pytest.mark.filterwarnings("ignore:.*backward hook:UserWarning")  # warning of the tracker
 @pytest.mark.parametrize(
     "config", [CONFIG, DEEP, CONFIG | {"tie_word_embeddings": True}], ids=["ends", "layer", "tied"]
 )
@@ -44,7 +44,7 @@ def test_the_plan_counts_what_fsdp2_holds(config: dict[str, Any], tmp_path: Path
 
 
 def test_a_rank_holds_its_part_of_the_reference_in_the_compute_precision(tmp_path: Path) -> None:
-    """As the plan counts it, and without the adapters that the policy has."""
+    """Use the plan's count, without the adapters of the policy."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen2ForCausalLM"], **CONFIG}))
     learning = LearnerSettings(model=ModelConfig(lora=LoraConfig(rank=4)))
     settings = RankSettings(folder="the policy", learning=learning, reference=str(tmp_path))

@@ -1,4 +1,4 @@
-"""Weights in buckets for the process beside: which, where, how much memory, and how often they are gathered."""
+"""Buckets of weights for a process on the same GPU: contents, placement, memory, and number of gathers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HERE = device_identity(CPU)
 
 
 def copied(bucket: WeightBucket) -> dict[str, Tensor]:
-    """What vLLM's receiver makes of a bucket."""
+    """Return the weights that vLLM's receiver reads from a bucket."""
     info = bucket.update_info()
     parts = opened(info["ipc_handles"])[: sum(info["tensor_sizes"])].split(info["tensor_sizes"])
     fields = zip(info["names"], info["dtype_names"], info["shapes"], parts, strict=True)
@@ -39,7 +39,7 @@ def test_buckets_hold_what_fits_in_the_order_of_the_stream() -> None:
     weights = {
         "a": torch.randn(3, 4),
         "b": torch.randn(6).bfloat16(),
-        "c": torch.randn(1).bfloat16(),  # after it a float32 would begin inside a word
+        "c": torch.randn(1).bfloat16(),  # a float32 after it would begin inside a word
         "d": torch.randn(2),
         "large": torch.randn(40, 2),
         "e": torch.randn(2, 5).T,
@@ -140,7 +140,7 @@ print(json.dumps({"buckets": buckets, "beside": peak["Total"] - state, "gathered
 def test_every_weight_is_gathered_once_and_two_units_and_a_bucket_are_all_the_memory(
     twelve_layers: tuple[Path, int, int], tmp_path: Path
 ) -> None:
-    """However many engines there are: each has its copy from the rank beside it."""
+    """Check for any number of engines: each copies from the rank on its device."""
     folder, whole, unit = twelve_layers
     given = [str(folder), str(free_port()), str(unit)]
     for text in scripts(SCRIPT, [[str(role), *given] for role in range(2)], tmp_path):
@@ -178,7 +178,7 @@ def test_the_placement_decides_what_carries_weights(
 
 
 class Workers:
-    """vLLM's calls of its workers, and what it says to them out of order."""
+    """vLLM's calls of its workers, and their replies out of order."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -212,7 +212,7 @@ def workers() -> tuple[Workers, VllmWeights]:
 
 
 def test_the_workers_let_the_bucket_go_with_the_last_one(workers: tuple[Workers, VllmWeights]) -> None:
-    """Else the rank could not give its memory back before the engine's cache needs it."""
+    """Otherwise the rank could not release its memory before the engine's cache needs it."""
     told, weights = workers
     weights.receive(lent("a", first=True))
     weights.receive(lent("b"))
@@ -243,7 +243,7 @@ def test_what_broke_off_is_ended_before_anything_else_is_loaded(
 
 
 def test_weights_of_other_names_than_the_files_have_end_no_update(workers: tuple[Workers, VllmWeights]) -> None:
-    """vLLM would pass over some, and compute with the old ones."""
+    """vLLM would ignore some of them and compute with the old weights."""
     told, weights = workers
     weights.receive(lent("a", first=True))
     with pytest.raises(ValueError, match="no weights were given for: b, c"):
@@ -256,7 +256,7 @@ def test_weights_of_other_names_than_the_files_have_end_no_update(workers: tuple
 
 
 def test_shared_memory_on_a_gpu_is_never_of_a_segment_that_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other processes could open that by ptrace alone; afterwards the allocator is as the process started."""
+    """Other processes could open such memory only by ptrace. Afterwards the allocator has its initial setting."""
     told: list[str] = []
     monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", told.append)
     empty = torch.empty

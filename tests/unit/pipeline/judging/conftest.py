@@ -1,4 +1,4 @@
-"""No retry waits."""
+"""Retries without waiting."""
 
 from __future__ import annotations
 

