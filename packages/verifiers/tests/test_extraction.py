@@ -46,7 +46,6 @@ def test_only_the_tail_of_a_huge_answer_is_read_but_its_tags_are_seen() -> None:
         (r"\fbox{5}", "5"),
         (r"$\boxed{\frac{1}{\sqrt{2}}}$.", r"\frac{1}{\sqrt{2}}"),
         (r"\boxed{43}. No: \boxed{42}", "42"),
-        (r"\boxed{1\boxed{3}}", "1, {3}"),
         (r"\boxed{1} then \boxed{2", "1"),  # truncated: the second is no box
         (r"\boxed{2", None),
         (r"\boxed{}5{}", ""),

@@ -46,15 +46,6 @@ _JOINT = re.compile(
     r"alternatively|either|both){0,40}",
     re.DOTALL,
 )
-_OFFERED = re.compile(
-    r"(?=.*\b(?:could|might|may|options?|possibility|alternatively|either|possibly|perhaps|maybe|unless|else|or)\b)"
-    r"(?:[\s$,;.:()&/|*]|\\[()\[\],;:! ]|"
-    r"\b(?:it|this|that|the|an?|answer|value|could|might|may|can|also|as|well|just|be|is|"
-    r"options?|possible|possibility|one|two|three|first|second|third|other|another|alternatively|either|or|else|possibly|"
-    r"perhaps|maybe|unless|if|so|then|b|c|\d)\b){0,40}",
-    re.DOTALL | re.IGNORECASE,
-)
-"""Text between two boxes that only offers the second one as well: *It could also be*."""
 _MAX_JOINT_CHARS = 4000
 _MAX_BETWEEN = 60
 _MAX_JOINT = 20
@@ -96,21 +87,11 @@ def last_box(text: str) -> str | None:
             if text[inside:command].strip() or text[close + 1 : its_end].strip():
                 start, end = inside, its_end
             command, close = outer, its_end
-    return _COMMAND.sub(_without_box, text[start:end])
-
-
-def _without_box(command: re.Match[str]) -> str:
-    """Return what replaces an inner box's command; digits around its brace are two numbers, not a product."""
-    if command["escaped"]:
-        return command["escaped"]
-    around = command.string[max(0, command.start() - 1) : command.start()], command.string[command.end() + 1 :][:1]
-    return ", " if all(char.isdigit() for char in around) else ""
+    return _COMMAND.sub(lambda match: match["escaped"] or "", text[start:end])
 
 
 def joint_boxes(text: str) -> tuple[str, ...] | None:
-    r"""Return the last boxes of a text that are joined or offered as alternatives; None if the last one stands alone.
-
-    They are joined if nothing but ``and``, ``or``, commas, or words such as *it could also be* is between them.
+    r"""Return the last boxes of a text when nothing but ``and``, ``or`` or commas is between them; None if it is one.
 
     Example:
         >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")
@@ -120,10 +101,7 @@ def joint_boxes(text: str) -> tuple[str, ...] | None:
     run: list[str] = []
     before: int | None = None
     for command, start, end in reversed(_boxes(text)):
-        if before is not None and (
-            before - end > _MAX_BETWEEN
-            or not (_JOINT.fullmatch(text, end + 1, before) or _OFFERED.fullmatch(text, end + 1, before))
-        ):
+        if before is not None and (before - end > _MAX_BETWEEN or not _JOINT.fullmatch(text, end + 1, before)):
             break
         run.append(text[start:end].strip())
         before = command

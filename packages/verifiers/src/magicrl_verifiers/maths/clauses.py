@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 
 MATH = re.compile(
     r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>(?:\\\$|[^$\n]){1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
@@ -42,6 +43,13 @@ _VALUE: Roles = frozenset(("value",))
 _BREAK: Roles = frozenset(("break",))
 
 
+def _listed(text: str) -> Iterator[str]:
+    """Yield the phrases of a table: ``no [way|proof]`` is two of them."""
+    for phrase in text.split(","):
+        for words in product(*(part.split("|") for part in re.split(r"[\[\]]", phrase))):
+            yield " ".join("".join(words).split())
+
+
 def _tables() -> tuple[dict[str, Roles], dict[str, str], dict[str, list[list[str]]], re.Pattern[str]]:
     """Return roles of phrases, signs of relations, longer phrases by first word, and a pattern of unspaced phrases."""
     data = tomllib.loads(files("magicrl_verifiers.maths").joinpath("clauses.toml").read_text(encoding="utf-8"))
@@ -49,12 +57,12 @@ def _tables() -> tuple[dict[str, Roles], dict[str, str], dict[str, list[list[str
     relations: dict[str, str] = {}
     flat = {name: text for name, text in data.items() if isinstance(text, str)}
     for name, text in (flat | data["operation"] | data["other"]).items():
-        for phrase in text.replace("\n", " ").split(","):
-            roles[phrase.strip()].add(name)
+        for phrase in _listed(text):
+            roles[phrase].add(name)
     for sign, text in data["relation"].items():
-        for phrase in text.replace("\n", " ").split(","):
-            roles[phrase.strip()].add("relation")
-            relations[phrase.strip()] = sign
+        for phrase in _listed(text):
+            roles[phrase].add("relation")
+            relations[phrase] = sign
     roles.pop("", None)
     longer: dict[str, list[list[str]]] = defaultdict(list)
     for phrase in sorted(roles, key=lambda phrase: -phrase.count(" ")):
@@ -370,13 +378,10 @@ class _Reader:
         return found
 
     def _reasons(self) -> None:
-        """Deny the values of reasons, circumstances and references if the sentence gives another one."""
+        """Deny numbers of references, and the values of reasons and circumstances if the sentence gives another one."""
         given = self._given()
-        within = [
-            at
-            for at in given
-            if self._is_in_reason(at) or (self._is(at - 1, "label") and len(self._text(at).strip("$()")) < 3)
-        ]
+        self._mark((at for at in given if self._is(at - 1, "label") and len(self._text(at).strip("$()")) < 3), DENIED)
+        within = [at for at in given if self._is_in_reason(at)]
         if any(at not in within and ("=" in self._text(at) or not self._is_term(at)) for at in given):
             self._mark(within, DENIED)
 

@@ -77,29 +77,24 @@ _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _MARKED = re.compile(f"[{DENIED}{DOUBTED}]")
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _CORRECTION = re.compile(
-    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|correction|on second thought|"
-    r"in fact|or\b|(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|incorrect|false|not)|"
-    r"(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b|hmm+|my mistake|i (?:made|forgot|missed|overlooked|mis[a-z]+)\b|"
-    r"another (?:possible )?(?:answer|possibility|option)|alternatively|rather\b|maybe\b|perhaps\b|possibly\b|"
-    r"then again|edit\b|i was\b|my apolog|apologies|(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b)",
+    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|hmm+|correction|on second thought|in fact|"
+    r"or\b|rather\b|maybe\b|perhaps\b|possibly\b|alternatively|then again|edit\b|my (?:mistake|apolog)|apologies|"
+    r"i (?:was|made|forgot|missed|overlooked|mis[a-z]+)\b|another (?:possible )?(?:answer|possibility|option)|"
+    r"(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|"
+    r"incorrect|false|not)|(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
     re.IGNORECASE,
 )
 _OBJECTION = re.compile(
-    r"(?:[.!?]\s|\n)\W*(?:but|however|well,|if\b|let me (?:re|double|check)|(?:it|this|that|the \w+) should)",
+    r"(?:[.!?]\s|\n)\W*(?:(?:but|however|if)\b[^.!?\n]*\b(?:so|thus|hence|therefore|we get|it is|it's|answer is)\b|"
+    r"well,|let me (?:re|double|check)|(?:it|this|that|the \w+) should)",
     re.IGNORECASE,
 )
-_LOOSE = re.compile(
-    r"[(:=≈<>%]|\b(?:which|where|when|while|whose|who|that|than|from|after|before|by|on|out|of|i\.e|namely|with|if|per|at|"
-    r"over|within|using|is|are|has|have|was|were|to|for|without|because|since|as|so)\b",
+"""Later sentence that concludes another value: *But 0 counts too, so it is 6*."""
+_RIVAL = re.compile(
+    r"\s*(?:(?:\w+\s+){0,2}(?:and|or)|(?:parts?\s+)?in|[|→]|\.\.+|[,–-]\s*no,|(?:for|when|if|in|with)\b[^.]*(?:\b(?:and|else|or)|;))\s*",
     re.IGNORECASE,
 )
-"""What separates an announced value from numbers that only describe it: *7, which is 3 more than 4*."""
-_CASES = re.compile(r"\s*(?:for|when|if|in|with)\b[^.]*(?:\b(?:and|else|or)|[,;])\s*", re.IGNORECASE)
-"""What separates the values of two cases: *7 for odd n and 8 for even n*."""
-_QUOTED = re.compile(
-    r"[\"“][^\"“”\n]{1,120}[\"”](?=,?\s+(?:is\s+what|was\s+what|says?\b|said\b|claims?\b|wrote\b|writes\b))"
-)
-"""What somebody else says: *"The answer is 7" is what the book says*."""
+"""Text between an announced value and another one that makes it a part or a case: *7 in 9*, *7 for odd n and 8*."""
 _ITEMS = re.compile(r"(?:\A|(?<=[.!?:;])\s|\n)\s*\(?(?P<number>\d{1,2})[.)]\s+(?=\S)")
 _SAID_IN_WORDS = re.compile(
     r"\b(?:is|are|equals|get|gives|makes) (?P<value>[a-z]+(?:[ -][a-z]+){0,5})\W*\Z", re.IGNORECASE
@@ -162,7 +157,6 @@ def final_answer(text: str, *, choice: bool) -> str | None:
     if choice:
         return " or ".join(dict.fromkeys(_choice(text))) or None
     text = _STRUCK.sub("", text) if "~~" in text else text
-    text = _QUOTED.sub("", text) if '"' in text or "“" in text else text
     items = [int(item["number"]) for item in _ITEMS.finditer(text)]
     if len(items) > 1 and items == list(range(1, len(items) + 1)):  # the numbers of a list are no values
         text = _ITEMS.sub("\n", text)
@@ -220,17 +214,14 @@ def _anchored(text: str) -> str | None:
 
 
 def _has_rival(segment: str) -> bool:
-    """Return whether another number stands next to the announced one as if it were the answer too: ``7 in 9``."""
-    segment = segment.replace("$", " ")
-    values = list(_NUMBER.finditer(segment))
-    for value, other in pairwise(values):
-        between = segment[value.end() : other.start()]
-        if _CONNECTED.fullmatch(between) or not between.strip():
-            continue
-        words = re.search(r"[^\W\d_]{2}|[|→]|\.\.", between)
-        apart = _CASES.fullmatch(between) or (words is not None and not _LOOSE.search(between))
-        return bool(apart) and value[0].strip() != other[0].strip()
-    return False
+    """Return whether another number makes the announced one a part or a case of the answer: ``7 in 9``."""
+    values = list(_NUMBER.finditer(segment := segment.replace("$", " ")))
+    return any(
+        _RIVAL.fullmatch(segment, value.end(), other.start())
+        and not _CONNECTED.fullmatch(segment, value.end(), other.start())
+        and value[0].strip() != other[0].strip()
+        for value, other in pairwise(values)
+    )
 
 
 def _first_value(segment: str) -> str | None:
