@@ -77,11 +77,11 @@ _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _MARKED = re.compile(f"[{DENIED}{DOUBTED}]")
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _CORRECTION = re.compile(
-    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|hmm+|correction|on second thought|in fact|"
-    r"or\b|rather\b|maybe\b|perhaps\b|possibly\b|alternatively|then again|edit\b|my (?:mistake|apolog)|apologies|"
+    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|hmm+|correction|on second thought|"
+    r"in fact|or\b|rather\b|maybe\b|perhaps\b|possibly\b|alternatively|then again|edit\b|my (?:mistake|apolog)|apologies|"
     r"i (?:was|made|forgot|missed|overlooked|mis[a-z]+)\b|another (?:possible )?(?:answer|possibility|option)|"
-    r"(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|"
-    r"incorrect|false|not)|(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
+    r"(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|(?:but )?(?:this|that|it)(?:'s| is| was) "
+    r"(?:wrong|incorrect|false|not)|(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
     re.IGNORECASE,
 )
 _OBJECTION = re.compile(
@@ -91,7 +91,8 @@ _OBJECTION = re.compile(
 )
 """Later sentence that concludes another value: *But 0 counts too, so it is 6*."""
 _RIVAL = re.compile(
-    r"\s*(?:(?:\w+\s+){0,2}(?:and|or)|(?:parts?\s+)?in|[|→]|\.\.+|[,–-]\s*no,|(?:for|when|if|in|with)\b[^.]*(?:\b(?:and|else|or)|;))\s*",
+    r"\s*(?:(?:\w+\s+){0,2}(?:and|or)|(?:parts?\s+)?in|[|→]|\.\.+|[,–-]\s*no,|"
+    r"(?:for|when|if|in|with)\b[^.]*(?:\b(?:and|else|or)|;))\s*",
     re.IGNORECASE,
 )
 """Text between an announced value and another one that makes it a part or a case: *7 in 9*, *7 for odd n and 8*."""
