@@ -79,9 +79,9 @@ _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _CORRECTION = re.compile(
     r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|hmm+|correction|on second thought|"
     r"in fact|or\b|rather\b|maybe\b|perhaps\b|possibly\b|alternatively|then again|edit\b|my (?:mistake|apolog)|"
-    r"apologies|i (?:was|made|forgot|missed|overlooked|mis[a-z]+)\b|another (?:possible )?(?:answer|possibility|option)|"
-    r"(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|(?:but )?(?:this|that|it)(?:'s| is| was) "
-    r"(?:wrong|incorrect|false|not)|(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
+    r"apologies|i (?:was|made|forgot|missed|overlooked|mis[a-z]+)\b|"
+    r"another (?:possible )?(?:answer|possibility|option)|(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|"
+    r"(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|incorrect|false|not)|(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
     re.IGNORECASE,
 )
 _OBJECTION = re.compile(
