@@ -80,8 +80,10 @@ _CORRECTION = re.compile(
     r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|hmm+|correction|on second thought|"
     r"in fact|or\b|rather\b|maybe\b|perhaps\b|possibly\b|alternatively|then again|edit\b|my (?:mistake|apolog)|"
     r"apologies|i (?:was|made|forgot|missed|overlooked|mis[a-z]+)\b|"
-    r"another (?:possible )?(?:answer|possibility|option)|(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|"
-    r"(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|incorrect|false|not)|(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
+    r"another (?:possible )?(?:answer|possibility|option)|"
+    r"(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|"
+    r"(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|incorrect|false|not)|"
+    r"(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
     re.IGNORECASE,
 )
 _OBJECTION = re.compile(
