@@ -1,8 +1,9 @@
 """Results of the showcase (docs/evidence/showcase.md): ``python -m studies.showcase collect RUN`` and ``... page``.
 
 ``collect`` writes what the page needs of a run to ``studies/results/showcase/NAME.json``. The folder's name says what
-it is: ``family-SEED``, ``own-SEED`` (the supervised baseline) or ``TASK-SEED``; seed 90 is a short run. ``page`` writes
-the results of all these files, and of the screening, into the page, and its figure.
+it is: ``family-SEED``, ``own-SEED`` (the supervised baseline), ``parts-VARIANT-SEED`` (20 steps of one variant) or
+``TASK-SEED``; seed 90 is a short run. ``page`` writes the results of all these files, and of the screening, into the
+page, and its figure.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 from magicrl.records import Problem
 from magicrl.reporting.charts import Chart, Series, draw
 from magicrl.training.start_checks import check_run
+from studies.claims import holm
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results" / "showcase"
@@ -37,6 +42,10 @@ CURVES = (
     "length/mean",
     "train/truncation/ratio",
     "learner/grad_norm",
+    "learner/sgd_steps",
+    "entropy/alpha",
+    "time/rollout_cpu",
+    "time/train_cpu",
 )
 BAR, BAR_AT_1, PREMISE = 0.443, 0.38, 0.05
 """Claims on family_relationships: accuracy greedy, at temperature 1 (runs of 60 steps only), and greedy before."""
@@ -48,6 +57,18 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "product": lambda a, b: a * b,
     "quotient": lambda a, b: max(a, b) / (min(a, b) or 1),
 }
+PREMISES: dict[str, Callable[[Mapping[str, list[Any]], Mapping[str, list[Any]]], bool]] = {
+    "entropy": lambda own, _: sum(alpha > 0 for alpha in own["entropy/alpha"]) >= 4,
+    "stages": lambda own, base: sum(own["train/truncation/ratio"][:10]) > sum(base["train/truncation/ratio"][:10]),
+    "nsgd4": lambda own, _: sum(filter(None, own["learner/sgd_steps"])) >= 30,
+    "nsgd4-half": lambda own, _: sum(filter(None, own["learner/sgd_steps"])) >= 30,
+    "all-groups": lambda _, base: sum(base["groups/rejected/ratio"]) >= 0.2 * len(base["groups/rejected/ratio"]),
+}
+"""Premise of each part of MAGIC: a function of its curves and those of ``base`` with the same seed."""
+EQUAL, LEAST_LEARNED = 10.0, 10.0
+"""Parts: the largest difference that counts as none, and the accuracy that ``base`` must reach, in points."""
+LEAST_TESTED = 200
+"""Number of test problems from which a run has a greedy accuracy in the table of parts; later runs had 20."""
 HOW = {"0.0": "greedy", "1.0": "at temperature 1"}
 LEAST_MIXED = 0.1
 """Share of mixed groups from which a screened task has a row."""
@@ -246,9 +267,70 @@ def supervised(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def late(curves: Mapping[str, list[Any]]) -> tuple[float, float]:
+    """Return the training accuracy over steps 16 to 20 and its standard error over problems, in points."""
+    accuracy, errors = (curves[f"train/accuracy/{key}"][15:20] for key in ("mean", "standard_error"))
+    return 20 * sum(accuracy), 20 * float(np.linalg.norm(errors))
+
+
+def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the tables of MAGIC's parts: each run with its difference to ``base``, and the verdicts over seeds.
+
+    ``base`` is the first 20 steps of the RL run with the same seed. A run that differs from it in its first step, which
+    is before any update, is not compared.
+    """
+    bases = {run["seed"]: run["curves"] for name, run in runs.items() if name.startswith("family-")}
+    found: dict[str, dict[int, Mapping[str, Any]]] = {"base": {}}
+    for name, run in runs.items():
+        seed, curves = run["seed"], run["curves"]
+        if name.startswith("parts-") and curves["length/mean"][0] == bases[seed]["length/mean"][0]:
+            found["base"][seed] = {"curves": bases[seed]}
+            found.setdefault(name.removeprefix("parts-").rpartition("-")[0], {})[seed] = run
+    lines = [
+        "| variant | seed | steps 16 to 20 | minus `base` | greedy after | updates | sampled tokens | CPU s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    differences: dict[str, list[float]] = {}
+    for variant, by_seed in found.items():
+        for seed, run in sorted(by_seed.items()):
+            curves = {key: values[:20] for key, values in run["curves"].items()}
+            (accuracy, error), (known, other) = late(curves), late(bases[seed])
+            minus, half, greedy = accuracy - known, 1.96 * float(np.hypot(error, other)), ""
+            if variant != "base":
+                differences.setdefault(variant, []).append(minus)
+                after = run["tests"]["after"]["0.0"]
+                greedy = with_interval(after["accuracy"]) if len(after["per_problem"]) >= LEAST_TESTED else ""
+            cells = ["" if variant == "base" else f"{minus:+.1f} ({minus - half:+.1f} to {minus + half:+.1f})", greedy]
+            updates, tokens = sum(filter(None, curves["learner/sgd_steps"])), 256 * sum(curves["length/mean"])
+            cells += [f"{updates:.0f}", f"{tokens:,.0f}"]
+            cells += [f"{sum(curves['time/rollout_cpu'] + curves['time/train_cpu']):.0f}"]
+            shown = f"{accuracy:.1f} ({accuracy - 1.96 * error:.1f} to {accuracy + 1.96 * error:.1f})"
+            lines.append(f"| `{variant}` | {seed} | {shown} | {' | '.join(cells)} |")
+    decided = {name: d for name, d in differences.items() if name in PREMISES and len(d) == SEEDS}
+    p_values = holm([2 * float(stats.t.sf(abs(np.mean(d)) / stats.sem(d), len(d) - 1)) for d in decided.values()])
+    corrected = dict(zip(decided, p_values, strict=True))
+    lines += ["", "| variant | premise | mean difference | over seeds (95 %) | verdict |", "|---|---|---|---|---|"]
+    for variant in sorted(differences.keys() & PREMISES.keys()):
+        pairs = [(run["curves"], bases[seed]) for seed, run in found[variant].items()]
+        met = all(late(base)[0] >= LEAST_LEARNED and PREMISES[variant](own, base) for own, base in pairs)
+        values = differences[variant]
+        mean, half = float(np.mean(values)), float("inf")
+        if len(values) > 1:
+            half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+        verdict = "undecided"
+        if met and corrected.get(variant, 1.0) < 0.05:
+            verdict = "higher" if mean > 0 else "lower"
+        elif met and variant in decided and abs(mean) + half <= EQUAL:
+            verdict = "no difference"
+        interval = f"{mean - half:+.1f} to {mean + half:+.1f}" if len(values) > 1 else ""
+        cells = ["met" if met else "not met", f"{mean:+.1f}", interval, f"{verdict}, {len(values)} of {SEEDS} seeds"]
+        lines.append(f"| `{variant}` | {' | '.join(cells)} |")
+    return lines
+
+
 def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the tables of the other tasks: their runs at temperature 1, and the screening."""
-    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own")}
+    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "parts")}
     lines = [
         "| run | steps | right, first two | right, last two | truncated | without a model | CPU s |",
         "|---|---|---|---|---|---|---|",
@@ -302,7 +384,7 @@ def main() -> None:
     files = sorted(RESULTS.glob("*-*.json"))
     runs: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
     family = [run for name, run in runs.items() if name.startswith("family-")]
-    tables = {"baseline": supervised(runs), "tasks": other_tasks(runs)}
+    tables = {"baseline": supervised(runs), "parts": parts(runs), "tasks": other_tasks(runs)}
     text = PAGE.read_text(encoding="utf-8")
     for name, content in {"results": results(family), **{n: "\n".join(ls) + "\n" for n, ls in tables.items()}}.items():
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"

@@ -67,6 +67,24 @@ def test_a_recipe_of_a_cluster_builds(capsys: pytest.CaptureFixture[str], monkey
     assert "it builds" in told
 
 
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("teacher.model=no/such-model", "teacher: random weights, in place of no/such-model"),
+        ("teacher.server=http://127.0.0.1:9/v1", "teacher: left out"),
+    ],
+)
+def test_a_teacher_has_the_tokenizer_of_the_miniature(
+    setting: str, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = dry_run(
+        RECIPES / "quickstart.toml", capsys, "--set", "algorithm.reject_zero_advantage=false", "--set", setting
+    )
+    assert words in told
+    assert "it builds" in told
+
+
 def test_a_miniature_has_the_architecture(tmp_path: Path) -> None:
     qwen = {"model_type": "qwen2", "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
     made = AutoConfig.from_pretrained(make_miniature(qwen, tmp_path / "model", max_context=64))
