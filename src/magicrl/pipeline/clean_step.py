@@ -256,7 +256,7 @@ class Clean(PipelineStep[CleanStep]):
     parallel = True
 
     def identity(self, context: Context) -> Any:
-        return self._settings.model_dump(mode="json", include={"maths", "code"})
+        return self._settings.model_dump(mode="json", exclude={"name", "use"})
 
     @contextmanager
     def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
