@@ -1,9 +1,9 @@
 """Results of the showcase (docs/evidence/showcase.md): ``python -m studies.showcase collect RUN`` and ``... page``.
 
 ``collect`` writes what the page needs of a run to ``studies/results/showcase/NAME.json``. The folder's name says what
-it is: ``family-SEED``, ``own-SEED`` (the supervised baseline), ``parts-VARIANT-SEED`` (20 steps of one variant) or
-``TASK-SEED``; seed 90 is a short run. ``page`` writes the results of all these files, and of the screening, into the
-page, and its figure.
+it is: ``family-SEED``, ``own-SEED`` (the supervised baseline), ``parts-VARIANT-SEED`` (20 steps of one variant),
+``tiny-VARIANT-SEED`` (C18) or ``TASK-SEED``; seed 90 is a short run. ``page`` writes the results of all these files,
+and of the screening, into the page, its figure, and C18's table into ``claims.md``.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from scipy import stats
+
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 from magicrl.records import Problem
 from magicrl.reporting.charts import Chart, Series, draw
 from magicrl.training.start_checks import check_run
+from studies.claims import holm
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results" / "showcase"
 PAGE = ROOT / "docs" / "evidence" / "showcase.md"
+CLAIMS = PAGE.with_name("claims.md")
 FIGURE = ROOT / "docs" / "figures" / "showcase.svg"
 CURVES = (
     "train/accuracy/mean",
@@ -40,6 +45,10 @@ CURVES = (
     "learner/grad_norm",
     "learner/sgd_steps",
     "entropy/alpha",
+    "time/rollout_cpu",
+    "time/train_cpu",
+    "validation/accuracy/mean",
+    "validation/length/mean",
 )
 BAR, BAR_AT_1, PREMISE = 0.443, 0.38, 0.05
 """Claims on family_relationships: accuracy greedy, at temperature 1 (runs of 60 steps only), and greedy before."""
@@ -51,6 +60,18 @@ OPERATIONS: dict[str, Callable[[float, float], float]] = {
     "product": lambda a, b: a * b,
     "quotient": lambda a, b: max(a, b) / (min(a, b) or 1),
 }
+PREMISES: dict[str, Callable[[Mapping[str, list[Any]], Mapping[str, list[Any]]], bool]] = {
+    "entropy": lambda own, _: sum(alpha > 0 for alpha in own["entropy/alpha"]) >= 4,
+    "stages": lambda own, base: sum(own["train/truncation/ratio"][:10]) > sum(base["train/truncation/ratio"][:10]),
+    "nsgd4": lambda own, _: sum(filter(None, own["learner/sgd_steps"])) >= 30,
+    "nsgd4-half": lambda own, _: sum(filter(None, own["learner/sgd_steps"])) >= 30,
+    "all-groups": lambda _, base: sum(base["groups/rejected/ratio"]) >= 0.2 * len(base["groups/rejected/ratio"]),
+}
+"""Premise of each part of MAGIC: a function of its curves and those of ``base`` with the same seed."""
+EQUAL, LEAST_LEARNED = 10.0, 10.0
+"""Parts: the largest difference that counts as none, and the accuracy that ``base`` must reach, in points."""
+LEAST_TESTED = 200
+"""Number of test problems from which a run has a greedy accuracy in the table of parts; later runs had 20."""
 HOW = {"0.0": "greedy", "1.0": "at temperature 1"}
 LEAST_MIXED = 0.1
 """Share of mixed groups from which a screened task has a row."""
@@ -76,7 +97,7 @@ def collect(run: Path) -> dict[str, Any]:
         "seed": config.run.seed,
         "sources": [one.model_dump(exclude_defaults=True, exclude={"path"}, mode="json") for one in sources],
         "status": record["status"],
-        "curves": {key: [step.get(key) for step in steps] for key in CURVES},
+        "curves": {key: [step.get(key) for step in steps] for key in CURVES if any(key in step for step in steps)},
         "cpu_seconds": round(sum(step["time/rollout_cpu"] + step["time/train_cpu"] for step in steps)),
         "baselines": without_model(*bare),
         "tests": tests,
@@ -249,9 +270,102 @@ def supervised(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def late(curves: Mapping[str, list[Any]]) -> tuple[float, float]:
+    """Return the training accuracy over steps 16 to 20 and its standard error over problems, in points."""
+    accuracy, errors = (curves[f"train/accuracy/{key}"][15:20] for key in ("mean", "standard_error"))
+    return 20 * sum(accuracy), 20 * float(np.linalg.norm(errors))
+
+
+def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the tables of MAGIC's parts: each run with its difference to ``base``, and the verdicts over seeds.
+
+    ``base`` is the first 20 steps of the RL run with the same seed. A run that differs from it in its first step, which
+    is before any update, is not compared.
+    """
+    bases = {run["seed"]: run["curves"] for name, run in runs.items() if name.startswith("family-")}
+    found: dict[str, dict[int, Mapping[str, Any]]] = {"base": {}}
+    for name, run in runs.items():
+        seed, curves = run["seed"], run["curves"]
+        if name.startswith("parts-") and curves["length/mean"][0] == bases[seed]["length/mean"][0]:
+            found["base"][seed] = {"curves": bases[seed]}
+            found.setdefault(name.removeprefix("parts-").rpartition("-")[0], {})[seed] = run
+    lines = [
+        "| variant | seed | steps 16 to 20 | minus `base` | greedy after | updates | sampled tokens | CPU s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    differences: dict[str, list[float]] = {}
+    for variant, by_seed in found.items():
+        for seed, run in sorted(by_seed.items()):
+            curves = {key: values[:20] for key, values in run["curves"].items()}
+            (accuracy, error), (known, other) = late(curves), late(bases[seed])
+            minus, half, greedy = accuracy - known, 1.96 * float(np.hypot(error, other)), ""
+            if variant != "base":
+                differences.setdefault(variant, []).append(minus)
+                after = run["tests"]["after"]["0.0"]
+                greedy = with_interval(after["accuracy"]) if len(after["per_problem"]) >= LEAST_TESTED else ""
+            cells = ["" if variant == "base" else f"{minus:+.1f} ({minus - half:+.1f} to {minus + half:+.1f})", greedy]
+            updates, tokens = sum(filter(None, curves["learner/sgd_steps"])), 256 * sum(curves["length/mean"])
+            cells += [f"{updates:.0f}", f"{tokens:,.0f}"]
+            cells += [f"{sum(curves['time/rollout_cpu'] + curves['time/train_cpu']):.0f}"]
+            shown = f"{accuracy:.1f} ({accuracy - 1.96 * error:.1f} to {accuracy + 1.96 * error:.1f})"
+            lines.append(f"| `{variant}` | {seed} | {shown} | {' | '.join(cells)} |")
+    decided = {name: d for name, d in differences.items() if name in PREMISES and len(d) == SEEDS}
+    p_values = holm([2 * float(stats.t.sf(abs(np.mean(d)) / stats.sem(d), len(d) - 1)) for d in decided.values()])
+    corrected = dict(zip(decided, p_values, strict=True))
+    lines += ["", "| variant | premise | mean difference | over seeds (95 %) | verdict |", "|---|---|---|---|---|"]
+    for variant in sorted(differences.keys() & PREMISES.keys()):
+        pairs = [(run["curves"], bases[seed]) for seed, run in found[variant].items()]
+        met = all(late(base)[0] >= LEAST_LEARNED and PREMISES[variant](own, base) for own, base in pairs)
+        values = differences[variant]
+        mean, half = float(np.mean(values)), float("inf")
+        if len(values) > 1:
+            half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+        verdict = "undecided"
+        if met and corrected.get(variant, 1.0) < 0.05:
+            verdict = "higher" if mean > 0 else "lower"
+        elif met and variant in decided and abs(mean) + half <= EQUAL:
+            verdict = "no difference"
+        interval = f"{mean - half:+.1f} to {mean + half:+.1f}" if len(values) > 1 else ""
+        cells = ["met" if met else "not met", f"{mean:+.1f}", interval, f"{verdict}, {len(values)} of {SEEDS} seeds"]
+        lines.append(f"| `{variant}` | {' | '.join(cells)} |")
+    return lines
+
+
+def over_seeds(values: Sequence[float], digits: int = 1) -> str:
+    """Return the mean of paired differences with Student's interval of 95 % over seeds."""
+    mean, half = float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
+
+
+def tiny(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the table of C18: validation, greedy test accuracy and length of each variant, less those of `uniform`."""
+    lines = [
+        "| variant | at steps 10, 20, 30, 40 | mean minus `uniform` | greedy after | minus `uniform` | length at 40 |",
+        "|---|---|---|---|---|---|",
+    ]
+    found: dict[str, dict[int, tuple[list[float], float, float]]] = {}
+    for name, run in runs.items():
+        if name.startswith("tiny-"):
+            accuracy = [100 * x for x in run["curves"]["validation/accuracy/mean"] if x is not None]
+            greedy = 100 * run["tests"]["after"]["0.0"]["accuracy"]["mean"]
+            length = run["curves"]["validation/length/mean"][-1]
+            found.setdefault(name.split("-")[1], {})[run["seed"]] = accuracy, greedy, length
+    for variant, by_seed in found.items():
+        curves, greedy, lengths = zip(*by_seed.values(), strict=True)
+        cells = [", ".join(f"{x:.1f}" for x in np.mean(curves, axis=0)), "", f"{np.mean(greedy):.1f}", ""]
+        if variant != "uniform":
+            pairs = [(one, found["uniform"][seed]) for seed, one in by_seed.items()]
+            cells[1] = over_seeds([float(np.mean(own[0]) - np.mean(base[0])) for own, base in pairs])
+            cells[3] = over_seeds([own[1] - base[1] for own, base in pairs])
+        lines.append(f"| `{variant}` | {' | '.join(cells)} | {np.mean(lengths):.1f} |")
+    return lines
+
+
 def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the tables of the other tasks: their runs at temperature 1, and the screening."""
-    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "parts")}
+    others = {
+        name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "parts", "tiny")
+    }
     lines = [
         "| run | steps | right, first two | right, last two | truncated | without a model | CPU s |",
         "|---|---|---|---|---|---|---|",
@@ -294,24 +408,26 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("collect").add_argument("run", type=Path)
+    commands.add_parser("collect").add_argument("runs", type=Path, nargs="+")
     commands.add_parser("page")
     given = parser.parse_args()
     if given.command == "collect":
         RESULTS.mkdir(parents=True, exist_ok=True)
-        found = collect(given.run)
-        (RESULTS / f"{found['name']}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+        for run in given.runs:
+            (RESULTS / f"{run.name}.json").write_text(json.dumps(collect(run)) + "\n", encoding="utf-8")
         return
     files = sorted(RESULTS.glob("*-*.json"))
     runs: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
     family = [run for name, run in runs.items() if name.startswith("family-")]
-    tables = {"baseline": supervised(runs), "tasks": other_tasks(runs)}
-    text = PAGE.read_text(encoding="utf-8")
-    for name, content in {"results": results(family), **{n: "\n".join(ls) + "\n" for n, ls in tables.items()}}.items():
+    tables = {"baseline": supervised(runs), "parts": parts(runs), "tasks": other_tasks(runs)}
+    for page, name, content in (
+        (PAGE, "results", results(family)),
+        *((PAGE, name, "\n".join(lines) + "\n") for name, lines in tables.items()),
+        (CLAIMS, "tiny", "\n".join(tiny(runs)) + "\n"),
+    ):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        head, _, rest = text.partition(begin)
-        text = f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+        head, _, rest = page.read_text(encoding="utf-8").partition(begin)
+        page.write_text(f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
     steps = [len(run["curves"][CURVES[0]]) for run in family]
     drawn = [run for run, length in zip(family, steps, strict=True) if length == max(steps)]
     drawn += [run for name, run in runs.items() if name.startswith("own-")]

@@ -2,14 +2,16 @@
 
     python tests/helpers/cluster_chaos.py --output F                 # SmolLM2, a quarter of an hour
     python tests/helpers/cluster_chaos.py --model tiny --output F    # minutes, without vLLM: for `make test-slow`
+    python tests/helpers/cluster_chaos.py --model tiny-direct --output F    # weights directly into vLLM, and hangs
 
 Three Ray nodes are processes of this machine, all addresses on loopback: the head without CPUs for actors, and two
 workers. `magicrl train` runs there with the recipe of one machine and a ``[cluster]`` section: FSDP2 over two ranks on
 gloo, two replicas (for SmolLM2 of vLLM's CPU build), a verifier pool on every node. Processes are killed from outside
-with SIGKILL while a step is under way. Finally the run's own process and all of Ray die, Ray is started again, and
-`--resume` continues. The same recipe also runs undisturbed on one machine with one engine. Then every prompt is
-accounted for: draws without a gap, each sample of each draw once, the same prompts as on the single machine, every step
-recorded once.
+with SIGKILL while a step is under way. With direct weight copies they are also stopped with SIGSTOP: a replica hangs
+while it generates and in a copy, a rank in an update and in a copy. Finally the run's own process and all of Ray die,
+Ray is started again, and `--resume` continues. The same recipe also runs undisturbed on one machine with one engine.
+Then every prompt is accounted for: draws without a gap, each sample of each draw once, the same prompts as on the
+single machine, every step recorded once.
 """
 
 from __future__ import annotations
@@ -38,6 +40,7 @@ os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 REMEDY = "a prompt was lost or counted twice, or the run did not survive; see runs under --work"
 LOSSES = ("cluster/replicas/lost", "cluster/learner/lost", "cluster/verifiers/lost")
 EVERY = 3  # steps between checkpoints
+HANG = 40  # seconds after which a process that does not answer counts as lost
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "src" / "magicrl" / "recipes"
 REPLICA, RANK, JUDGE = "ray::Replica", "ray::_RankActor", "ray::JudgeActor"
@@ -52,6 +55,8 @@ class Case:
     store: int  # size of each node's object store in bytes: two versions of the weights
     engine: str
     cache_mb: int  # size of the engine's cache
+    start: tuple[str, ...] = ()  # settings of the supervised start
+    placement: tuple[str, ...] = ()  # further settings of the run on the cluster
 
 
 NO_TESTS = (
@@ -71,6 +76,22 @@ CASES = {
         store=80 << 20,
         engine="in_process",
         cache_mb=32,
+    ),
+    "tiny-direct": Case(
+        recipe="tiny.toml",
+        overrides=(
+            'stages=[{max_tokens=24, rollout_batch=16, group_size=8, max_steps=24, transition={rule="fixed"}}]',
+            "data.train.0.count=40",
+            "run.threads=1",
+        ),
+        store=80 << 20,
+        engine="vllm",
+        cache_mb=32,
+        start=("model.tiny.heads=1",),  # vLLM's kernels on CPUs need heads of 32
+        placement=(
+            'cluster.rollout.weight_copy="direct"',
+            *(f"cluster.timeouts.{wait}={HANG}" for wait in ("generate", "load_weights", "learner")),
+        ),
     ),
     "smollm2": Case(
         recipe="smollm2.toml",
@@ -198,7 +219,7 @@ class Chaos:
 
     def _note(self, what: str, when: str) -> None:
         self.notes.append({"killed": what, "when": when, "after_step": self._run.steps, "clock": time.monotonic()})
-        sys.stdout.write(f"after step {self._run.steps}: {what} killed {when}\n")
+        sys.stdout.write(f"after step {self._run.steps}: {what}, {when}\n")
 
     def _busy(self, title: str, seconds: float, what: str) -> list[psutil.Process]:
         """Return the processes of that title, after they have worked for ``seconds`` more."""
@@ -211,6 +232,12 @@ class Chaos:
         """Kill one process of ``title`` after it has worked for a while, and wait until the run reports the loss."""
         victim = self._rng.choice(self._busy(title, work, what))
         self._lose(f"{what} (process {victim.pid})", when, victim.kill, counter)
+
+    def stop(self, title: str, what: str, when: str, busy: str, work: float, counter: str) -> None:
+        """Stop one process of ``title``, which then hangs, after those of ``busy`` have worked for a while."""
+        self._busy(busy, work, what)
+        victim = self._rng.choice(processes(title))
+        self._lose(f"{what} (process {victim.pid}, stopped)", when, victim.suspend, counter)
 
     def lose_a_node(self, work: float) -> None:
         """Kill a node with all its actors, and start another in its place once the run has reported the loss."""
@@ -226,7 +253,7 @@ class Chaos:
         note = self.notes[-1]
         self._run.wait(lambda: self._losses(counters) > before, f"the run to tell that it lost {what}")
         note["told_after_step"] = self._run.steps
-        note["losses"] = {name: self._losses((name,)) for name in LOSSES}
+        note["losses"] = {name: self._losses((name,)) for name in (*LOSSES, "cluster/replicas/detours")}
 
     def _losses(self, counters: tuple[str, ...]) -> float:
         rows = self._run.rows()
@@ -292,13 +319,14 @@ def curve(run: Run) -> list[dict[str, float]]:
     return [{name: row["values"][name] for name in names if name in row["values"]} for row in run.rows()]
 
 
-def settings_of(address: str) -> list[str]:
+def settings_of(case: Case, address: str) -> list[str]:
     return [
         f"cluster.address={json.dumps(address)}",
         "cluster.learner.ranks=2",
         "cluster.rollout.replicas=2",
         "cluster.verifier.workers_per_node=1",
         "cluster.timeouts.start=400",
+        *case.placement,
     ]
 
 
@@ -307,10 +335,10 @@ def prepared(case: Case, work: Path, models: Path) -> Path:
     whole = (RECIPES / case.recipe).read_text()
     kept = re.sub(r"\[data\.difficulty_filter\]\n(?:[^\[\n].*\n)*", "", whole)
     own = case.recipe.replace(".toml", "-sft.toml")
-    start = models / own.replace("-sft.toml", "-start")
+    start = models / own.replace("-sft.toml", f"-start{len(case.start) or ''}")
     if not start.exists():
         command = [sys.executable, "-m", "magicrl", "sft", str(RECIPES / own), "--output", str(start)]
-        subprocess.run(command, check=True)
+        subprocess.run([*command, *(part for item in case.start for part in ("--set", item))], check=True)
     recipe = work / "recipe.toml"
     recipe.write_text(kept.replace(f'sft = "{own}"', f"model = {json.dumps(str(start.resolve()))}"))
     return recipe
@@ -329,7 +357,7 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
     if single.process is None or single.process.returncode:
         raise SystemExit(f"the run on one machine failed: {single.tail()}")
     cluster = Nodes(case)
-    run = Run(recipe, work / "cluster", [*shared, *settings_of(cluster.address)])
+    run = Run(recipe, work / "cluster", [*shared, *settings_of(case, cluster.address)])
     started = time.monotonic()
     try:
         run.start()
@@ -338,6 +366,11 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
         chaos.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0])
         chaos.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1])
         chaos.kill(JUDGE, "a verifier pool", "while it judges", 0.01, LOSSES[2])
+        if case.placement:
+            chaos.stop(REPLICA, "a rollout replica", "while it generates", REPLICA, 0.2, LOSSES[0])
+            chaos.stop(REPLICA, "a rollout replica", "before a copy", RANK, 0.3, LOSSES[0])
+            chaos.stop(RANK, "a learner rank", "while it learns", RANK, 0.3, LOSSES[1])
+            chaos.stop(RANK, "a learner rank", "before a copy", REPLICA, 0.2, LOSSES[1])
         chaos.lose_a_node(0.2)
         chaos.lose_the_head(0.2)
         run.wait(run.ended, "its end")
@@ -353,7 +386,11 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
         "accounted": account(run, single),
         "seconds": round(time.monotonic() - started, 1),
         "curve": {"cluster": curve(run), "single": curve(single)},
-        "told": [[event["step"], event["message"]] for event in events if event["kind"] in ("lost", "resume")],
+        "told": [
+            [event["step"], event["message"].replace(str(work), "runs")]
+            for event in events
+            if event["kind"] in ("lost", "resume")
+        ],
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from functools import partial
@@ -17,7 +18,7 @@ import pandas as pd
 import pytest
 
 import magicrl
-from magicrl.commands.given import overrides_of, reward_reference
+from magicrl.commands.given import in_python, overrides_of, reward_reference
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.registry import resolve
@@ -175,6 +176,22 @@ def test_settings_hold_over_arguments() -> None:
 
     assert verifier(reward="maths") == "maths"
     assert verifier(reward="maths", settings={"reward": "exact"}) == "exact"
+
+
+@pytest.mark.parametrize(
+    ("typed", "in_words_of_python"),
+    {
+        "--temperature 0 needs --samples 1": "temperature=0 needs samples=1",
+        "give both --price-in and --price-out": "give both price_in and price_out",
+        "--benchmark is missing; continue with --resume": "benchmarks is missing; continue with resume=True",
+        "--set optimizer.beta2=0.9, for instance": "settings={'optimizer.beta2': '0.9'}, for instance",
+        "give --limit; pip install --no-deps 'x'": "give limit; pip install --no-deps 'x'",
+        "look: magicrl eval --list": "look: magicrl eval --list",
+    }.items(),
+)
+def test_errors_name_arguments_instead_of_options(typed: str, in_words_of_python: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(in_words_of_python)}$"), in_python():
+        raise ValueError(typed)
 
 
 def test_verdicts(tmp_path: Path) -> None:

@@ -82,6 +82,12 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
     tree["data"] = _data(tree["data"], folder, replaced)
     if tree["reference"]["model"] is not None:
         tree["reference"]["model"] = str(start)
+    if config.teacher is not None and config.teacher.server is not None:
+        tree["teacher"] = None
+        replaced.append("teacher: left out, since a server's tokenizer is not that of the miniature")
+    elif config.teacher is not None and config.teacher.model is not None:
+        tree["teacher"]["model"] = str(start)
+        replaced.append(f"teacher: random weights, in place of {config.teacher.model}")
     if tree["model"]["lora"] is not None:
         tree["model"]["lora"]["rank"] = min(4, tree["model"]["lora"]["rank"])
     tree["rollout"] |= {"max_rows": 8, "memory_limit_mb": 64}
@@ -167,7 +173,7 @@ def _data(data: dict[str, Any], folder: Path, replaced: list[str]) -> dict[str, 
 
 
 def _row(number: int, code: bool, difficulty_of: str | None) -> dict[str, Any]:
-    """Return a problem in the columns of the released parquet file (RECIPE section 7)."""
+    """Return a problem in the columns of the released parquet file."""
     tests = {"inputs": [f"{number}\n"], "outputs": [f"{number + 1}\n"]}
     text = f"Read a number and print it plus one. Case {number}." if code else f"What is {number} + 1?"
     truth = json.dumps(tests) if code else json.dumps([str(number + 1)])

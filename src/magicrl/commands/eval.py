@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from cyclopts import Group, Parameter
+from cyclopts import Parameter
 from rich.console import Console
 
 from magicrl import registry
@@ -595,14 +595,15 @@ def evaluate_checkpoints(
 
 
 _GROUPS = {
-    "What is evaluated": "model run follow benchmarks output shard",
-    "Sampling": "preset samples temperature max_tokens fresh_limits seed keep_tokens max_turns max_observation_tokens",
-    "Problems": "limit limit_seed template fields reward environment window",
-    "Judging": "judge reasoning extract time_limit workers",
-    "Engine": "engine engine_options dtype device max_rows memory_limit_mb threads",
-    "Scores": "pass_at majority_at price_in price_out inspect_logs",
-    "In place of an evaluation": "merge compare list_",
+    "model": "What is evaluated",
+    "preset": "Sampling",
+    "limit": "Problems",
+    "judge": "Judging",
+    "engine": "Engine",
+    "pass_at": "Scores",
+    "run": "Runs and existing results",
 }
+"""First parameter of each group in ``--help``, and the group's title. Parameters of `_present` come last."""
 _TYPED = {
     "benchmarks": Annotated[list[str], Parameter(name="--benchmark", negative=(), consume_multiple=False)],
     "fields": Annotated[list[str] | None, Parameter(name="--field", negative=(), consume_multiple=False)],
@@ -619,7 +620,5 @@ command = as_command(
     _present,
     typed=_TYPED,
     optional=("model", "benchmarks", "output"),
-    groups={
-        name: Group(title, sort_key=n) for n, (title, names) in enumerate(_GROUPS.items()) for name in names.split()
-    },
+    groups=_GROUPS,
 )

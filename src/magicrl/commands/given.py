@@ -224,20 +224,20 @@ _PYTHON_WORDS = {
     "add --resume to continue it": "pass resume=True to continue it",
     "continue with --resume": "continue with resume=True",
     "with the same recipe and --set": "with the same recipe and settings",
-    "another --output": "another output",
-    "use --samples 1": "use samples=1",
-    "--temperature 0": "temperature=0",
-    "--max-tokens (or --fresh-limits)": "max_tokens",
-    "--benchmark": "benchmark",
-    "--limit-seed": "limit_seed",
-    "--limit": "limit",
-    "--template": "template",
+    "--benchmark": "benchmarks",
+    "--field": "fields",
+    "--engine-option": "engine_options",
 }
+"""Texts with options of the command line for which Python has other words than the option's name."""
 
 
 def _as_setting(found: re.Match[str]) -> str:
     value = found[2].strip('"')
     return f"settings={{{found[1]!r}: {value!r}}}"
+
+
+def _as_argument(found: re.Match[str]) -> str:
+    return found[1].replace("-", "_") + (f"={found[2]}" if found[2] else "")
 
 
 @contextlib.contextmanager
@@ -247,10 +247,12 @@ def in_python() -> Generator[None]:
         yield
     except (ValueError, RuntimeError) as error:
         if error.args and isinstance(error.args[0], str):
-            text = error.args[0]
+            # a command for a shell stays as it is
+            text, command, rest = re.split(r"(\b(?:pip|magicrl) [a-z]+|$)", error.args[0], maxsplit=1)
             for option, argument in _PYTHON_WORDS.items():
                 text = text.replace(option, argument)
             # --set KEY=VALUE is an entry of ``settings`` in Python
             text = re.sub(r"--set ([\w.]+)=(\"[^\"]*\"|[^\s,;]+)", _as_setting, text)
-            error.args = (text, *error.args[1:])
+            text = re.sub(r"--([a-z][a-z-]+)(?: (\d[\d.]*))?", _as_argument, text)
+            error.args = (text + command + rest, *error.args[1:])
         raise

@@ -38,7 +38,7 @@ def as_command(
     typed: Mapping[str, Any] | None = None,
     optional: Collection[str] = (),
     keywords: Collection[str] = (),
-    groups: Mapping[str, Group] | None = None,
+    groups: Mapping[str, str] | None = None,
 ) -> Callable[..., int]:
     """Return the command of an API function.
 
@@ -53,10 +53,11 @@ def as_command(
         optional: parameters that the function requires and ``present`` can do without. They are options with the
             default None.
         keywords: required parameters that are options in a terminal, not arguments.
-        groups: titles of parameters in ``--help``, by name.
+        groups: titles in ``--help``, each by the name of its first parameter.
     """
     original = inspect.unwrap(function)
     parameters: list[inspect.Parameter] = []
+    group: list[Parameter] = []
     names = {one.name for one in inspect.signature(present).parameters.values() if one.kind is one.KEYWORD_ONLY}
     for source in (original, present):
         for one in inspect.signature(source).parameters.values():
@@ -71,7 +72,9 @@ def as_command(
                 one = one.replace(kind=one.POSITIONAL_ONLY if required or first else one.KEYWORD_ONLY)
             # a flag that is off and an empty list are no defaults worth showing
             further = Parameter(show_default=one.default is not None and one.default is not False and one.default != ())
-            kind = Annotated[kind, further, *([] if groups is None else [Parameter(group=groups[one.name])])]
+            if groups and one.name in groups:
+                group = [Parameter(group=Group(groups[one.name], sort_key=[*groups].index(one.name)))]
+            kind = Annotated[kind, further, *group]
             parameters.append(one.replace(annotation=kind))
     parameters.sort(key=lambda one: one.kind)
 

@@ -266,7 +266,7 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "length": score.length.as_dict(),
         "truncation": score.truncation.as_dict(),
         "entropy": score.entropy,
-        "answered_and_stopped": None if programs else score.boxed_and_stopped,
+        "answered_and_stopped": None if programs else score.answered_and_stopped,
         "not_judged": score.not_judged,
         "scored_sha256": scored_checksum(row for rows in problems for row in rows),
         "whole_set": source["whole"],

@@ -275,7 +275,7 @@ class Score:
     length: Estimate  # mean response tokens
     truncation: Estimate  # share of truncated responses
     entropy: float | None  # mean nats per token; None if the engine does not report it
-    boxed_and_stopped: float  # share of responses that ended before the limit and have an answer to judge
+    answered_and_stopped: float  # share of responses that ended before the limit and have an answer to judge
     samples: int  # most judged samples of a problem
     not_judged: int  # samples without a verdict, which count nowhere
     clusters: tuple[int, ...]  # equal for problems of one prompt or template: the unit of the intervals
@@ -340,7 +340,7 @@ def score_rows(
         length=mean_over(mean_of, lambda rows: float(np.mean([row.tokens for row in rows])), problems),
         truncation=mean_over(share, lambda rows: float(np.mean([row.truncated for row in rows])), problems),
         entropy=float(np.average([e for e, _ in known], weights=[t for _, t in known])) if known else None,
-        boxed_and_stopped=float(np.mean([row.extracted is not None and row.finish_reason == "stop" for row in every])),
+        answered_and_stopped=float(np.mean([r.extracted is not None and r.finish_reason == "stop" for r in every])),
         samples=max(counted),
         not_judged=len(every) - sum(counted),
         clusters=numbers,

@@ -127,7 +127,7 @@ def check_needs(config: PipelineConfig, output: Path) -> None:
                 if sampler.engine != "openai":
                     _check_model(sampler.model, "sampler.model")
                 if sampler.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-                    from magicrl.rollout.vllm_engine import vllm_missing  # torch
+                    from magicrl.rollout.vllm_options import vllm_missing  # torch
 
                     raise vllm_missing(ImportError(name="vllm"))
             elif isinstance(step, DedupStep):

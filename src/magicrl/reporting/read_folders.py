@@ -53,8 +53,10 @@ class TemperatureScore(_Document):
     length_mean: float | None = None  # tokens
     truncation: float | None = None
     entropy: float | None = None  # nats per token
-    # share of the responses that ended without truncation and contain a box
-    boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
+    # share of the responses that ended without truncation and have an answer to judge
+    answered_and_stopped: float | None = Field(
+        default=None, validation_alias=AliasChoices("answered_and_stopped", "boxed_and_stopped", "boxed")
+    )
     per_problem: tuple[float | None, ...]  # share of correct responses, None where none was judged
     reward_per_problem: tuple[float | None, ...] = ()  # mean reward, where rewards are graded
     clusters: tuple[int, ...] = ()  # equal for problems of one prompt or template

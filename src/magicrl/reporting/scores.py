@@ -161,7 +161,7 @@ def headline(run: RecordedRun) -> dict[str, Any] | None:
                 "passes": comparison.passes,
                 "tiles": _score_tiles(comparison) + (_run_tiles(run) if i == 0 else []),
                 "shares": ACCURACY,
-                "boxed": any(side.boxed is not None for side in sides),
+                "answered": any(side.answered_and_stopped is not None for side in sides),
                 "graded": measure is REWARD,
             }
         )

@@ -41,6 +41,7 @@ from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.recording import ReplayEngine, read_rollouts
 from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
 from magicrl.rollout.vllm_engine import VllmEngine
+from magicrl.rollout.vllm_options import check_engine_args
 from magicrl_verifiers.references import did_you_mean
 from magicrl_verifiers.secrets import without_secrets
 from magicrl_verifiers.served import ServerSettings
@@ -147,7 +148,10 @@ _ENGINE_OPTIONS = ("dtype", "head_dtype", "max_context", "max_rows", "gpus")
 
 
 def make_vllm(settings: EngineSettings) -> VllmEngine:
-    """Return vLLM's offline engine on a model folder. ``options`` change ``settings`` and ``settings.vllm`` by name."""
+    """Return vLLM's offline engine on a model folder: in a run, a replica or an evaluation.
+
+    ``options`` change ``settings`` and ``settings.vllm`` by name.
+    """
     device = resolve_device(settings.device)
     if device.type == "cpu" and torch.cuda.is_available():
         raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
@@ -160,6 +164,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     given = checked.model_dump(exclude_unset=True)
     vllm = {name: given.pop(name) for name in VllmConfig.model_fields if name in given}
     settings = replace(settings, **given, vllm=settings.vllm.model_copy(update=vllm))
+    check_engine_args(settings.vllm)
     settings.use_threads()
     policy = described_model(settings.model)
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, settings.max_context or policy.max_context)

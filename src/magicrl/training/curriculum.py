@@ -337,7 +337,7 @@ def score_document(result: Score) -> dict[str, Any]:
         "length_mean": result.length.mean,
         "truncation": result.truncation.mean,
         "entropy": result.entropy,
-        "boxed_and_stopped": result.boxed_and_stopped,
+        "answered_and_stopped": result.answered_and_stopped,
         "clusters": list(result.clusters),
         "per_problem": rounded(result.per_problem),
     }

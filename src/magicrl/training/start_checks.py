@@ -36,7 +36,7 @@ from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Problem
 from magicrl.registry import resolve
 from magicrl.rollout.recording import read_rollouts
-from magicrl.rollout.vllm_engine import check_engine_args, vllm_missing
+from magicrl.rollout.vllm_options import check_engine_args, vllm_missing
 from magicrl.training.learner import muon_matrices
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder

@@ -11,7 +11,6 @@ import pytest
 from json_server import Reply, json_server
 
 from magicrl.commands.eval import parse_engine_options
-from magicrl.config.errors import RecipeError
 from magicrl.config.schema import VllmConfig
 from magicrl.evaluation.engines import open_engine
 from magicrl.rollout.engine_settings import EngineSettings
@@ -30,6 +29,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: cache_mb, gpu_share"),
     "training's": ("vllm", ["keep_caches=false"], "only training has it, as rollout.vllm.keep_caches"),
     "out of range": ("vllm", ["gpu_share=2"], "--engine-option gpu_share=2: Input should be less than or equal to 1"),
+    "magicrl's": ("vllm", ['engine_args={"max_num_seqs": 4}'], "engine_args.max_num_seqs: magicrl sets this argument"),
     "none of its own": ("in_process", ["concurrency=1"], "in_process has no options"),
 }
 
@@ -38,7 +38,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
 def test_a_wrong_option_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     engine, texts, expected = MISTAKES[name]
-    with pytest.raises(RecipeError, match=expected):
+    with pytest.raises(ValueError, match=expected):
         open_engine(engine, EngineSettings(model="tiny", options=parse_engine_options(engine, texts)))
 
 

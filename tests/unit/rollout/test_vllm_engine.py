@@ -23,7 +23,8 @@ from magicrl.config.schema import VllmConfig
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats
 from magicrl.rollout.engine_settings import EngineSettings
-from magicrl.rollout.vllm_engine import VllmEngine, check_engine_args
+from magicrl.rollout.vllm_engine import VllmEngine
+from magicrl.rollout.vllm_options import check_engine_args
 
 VOCAB, END = 40, 0
 PROMPTS = [[5, 6, 7], [9, 8, 3] * 15, [4, 12], [2]]  # the second fills a block of the prefix cache

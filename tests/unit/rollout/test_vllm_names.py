@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from magicrl.rollout.engine_settings import EngineSettings
-from magicrl.rollout.vllm_engine import WRITTEN_FOR, check_version, engine_options, executor
+from magicrl.rollout.vllm_engine import WRITTEN_FOR, check_version
+from magicrl.rollout.vllm_options import engine_options, executor
 
 ROOT = Path(__file__).resolve().parents[3]
 REPLICA = {"valid_vocab": 40, "on_gpu": False, "adapters": None}
@@ -27,7 +28,7 @@ import ray, ray.util, torch, vllm
 from vllm import EngineArgs, LLMEngine
 from magicrl.rollout import vllm_weights, weight_buckets
 from magicrl.rollout.engine_settings import EngineSettings
-from magicrl.rollout.vllm_engine import engine_options
+from magicrl.rollout.vllm_options import engine_options
 
 def missing(owner, names):
     # an attribute of the class, an argument of a method or what its source gives an instance
