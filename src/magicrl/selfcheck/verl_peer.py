@@ -139,5 +139,5 @@ def outcomes(case: Case, mask: Tensor) -> tuple[Tensor, Tensor, Any]:
 def rloo_error(case: Case) -> float:
     """Return the largest difference of verl's RLOO from each reward minus the mean of the others."""
     found = core.compute_rloo_outcome_advantage(*outcomes(case, torch.ones(len(case.rewards) * MEMBERS, 1)))[0]
-    expected = [reward - (sum(group) - reward) / (MEMBERS - 1) for group in case.rewards for reward in group]  # pyright: ignore[reportArgumentType, reportOperatorIssue]
+    expected = [reward - (sum(group) - reward) / (MEMBERS - 1) for group in case.rewards for reward in group]  # pyright: ignore[reportArgumentType, reportCallIssue, reportOperatorIssue]
     return worst(abs(found[:, 0] - torch.tensor(expected)).tolist())
