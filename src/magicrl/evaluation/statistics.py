@@ -340,7 +340,7 @@ def score_rows(
         length=mean_over(mean_of, lambda rows: float(np.mean([row.tokens for row in rows])), problems),
         truncation=mean_over(share, lambda rows: float(np.mean([row.truncated for row in rows])), problems),
         entropy=float(np.average([e for e, _ in known], weights=[t for _, t in known])) if known else None,
-        answered_and_stopped=float(np.mean([row.extracted is not None and row.finish_reason == "stop" for row in every])),
+        answered_and_stopped=float(np.mean([r.extracted is not None and r.finish_reason == "stop" for r in every])),
         samples=max(counted),
         not_judged=len(every) - sum(counted),
         clusters=numbers,
