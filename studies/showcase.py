@@ -289,6 +289,8 @@ def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if name.startswith("parts-") and curves["length/mean"][0] == bases[seed]["length/mean"][0]:
             found["base"][seed] = {"curves": bases[seed]}
             found.setdefault(name.removeprefix("parts-").rpartition("-")[0], {})[seed] = run
+    if not found["base"]:
+        return ["No run has ended."]
     lines = [
         "| variant | seed | steps 16 to 20 | minus `base` | greedy after | updates | sampled tokens | CPU s |",
         "|---|---|---|---|---|---|---|---|",
