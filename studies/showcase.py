@@ -1,9 +1,9 @@
 """Results of the showcase (docs/evidence/showcase.md): ``python -m studies.showcase collect RUN`` and ``... page``.
 
 ``collect`` writes what the page needs of a run to ``studies/results/showcase/NAME.json``. The folder's name says what
-it is: ``family-SEED``, ``own-SEED`` (the supervised baseline), ``parts-VARIANT-SEED`` (20 steps of one variant) or
-``TASK-SEED``; seed 90 is a short run. ``page`` writes the results of all these files, and of the screening, into the
-page, and its figure.
+it is: ``family-SEED``, ``own-SEED`` (the supervised baseline), ``parts-VARIANT-SEED`` (20 steps of one variant),
+``tiny-VARIANT-SEED`` (C18) or ``TASK-SEED``; seed 90 is a short run. ``page`` writes the results of all these files,
+and of the screening, into the page, its figure, and C18's table into ``claims.md``.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from studies.claims import holm
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results" / "showcase"
 PAGE = ROOT / "docs" / "evidence" / "showcase.md"
+CLAIMS = PAGE.with_name("claims.md")
 FIGURE = ROOT / "docs" / "figures" / "showcase.svg"
 CURVES = (
     "train/accuracy/mean",
@@ -46,6 +47,8 @@ CURVES = (
     "entropy/alpha",
     "time/rollout_cpu",
     "time/train_cpu",
+    "validation/accuracy/mean",
+    "validation/length/mean",
 )
 BAR, BAR_AT_1, PREMISE = 0.443, 0.38, 0.05
 """Claims on family_relationships: accuracy greedy, at temperature 1 (runs of 60 steps only), and greedy before."""
@@ -94,7 +97,7 @@ def collect(run: Path) -> dict[str, Any]:
         "seed": config.run.seed,
         "sources": [one.model_dump(exclude_defaults=True, exclude={"path"}, mode="json") for one in sources],
         "status": record["status"],
-        "curves": {key: [step.get(key) for step in steps] for key in CURVES},
+        "curves": {key: [step.get(key) for step in steps] for key in CURVES if any(key in step for step in steps)},
         "cpu_seconds": round(sum(step["time/rollout_cpu"] + step["time/train_cpu"] for step in steps)),
         "baselines": without_model(*bare),
         "tests": tests,
@@ -286,6 +289,8 @@ def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
         if name.startswith("parts-") and curves["length/mean"][0] == bases[seed]["length/mean"][0]:
             found["base"][seed] = {"curves": bases[seed]}
             found.setdefault(name.removeprefix("parts-").rpartition("-")[0], {})[seed] = run
+    if not found["base"]:
+        return ["No run has ended."]
     lines = [
         "| variant | seed | steps 16 to 20 | minus `base` | greedy after | updates | sampled tokens | CPU s |",
         "|---|---|---|---|---|---|---|---|",
@@ -328,9 +333,41 @@ def parts(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return lines
 
 
+def over_seeds(values: Sequence[float], digits: int = 1) -> str:
+    """Return the mean of paired differences with Student's interval of 95 % over seeds."""
+    mean, half = float(np.mean(values)), float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values))
+    return f"{mean:+.{digits}f} ({mean - half:+.{digits}f} to {mean + half:+.{digits}f})"
+
+
+def tiny(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return the table of C18: validation, greedy test accuracy and length of each variant, less those of `uniform`."""
+    lines = [
+        "| variant | at steps 10, 20, 30, 40 | mean minus `uniform` | greedy after | minus `uniform` | length at 40 |",
+        "|---|---|---|---|---|---|",
+    ]
+    found: dict[str, dict[int, tuple[list[float], float, float]]] = {}
+    for name, run in runs.items():
+        if name.startswith("tiny-"):
+            accuracy = [100 * x for x in run["curves"]["validation/accuracy/mean"] if x is not None]
+            greedy = 100 * run["tests"]["after"]["0.0"]["accuracy"]["mean"]
+            length = run["curves"]["validation/length/mean"][-1]
+            found.setdefault(name.split("-")[1], {})[run["seed"]] = accuracy, greedy, length
+    for variant, by_seed in found.items():
+        curves, greedy, lengths = zip(*by_seed.values(), strict=True)
+        cells = [", ".join(f"{x:.1f}" for x in np.mean(curves, axis=0)), "", f"{np.mean(greedy):.1f}", ""]
+        if variant != "uniform":
+            pairs = [(one, found["uniform"][seed]) for seed, one in by_seed.items()]
+            cells[1] = over_seeds([float(np.mean(own[0]) - np.mean(base[0])) for own, base in pairs])
+            cells[3] = over_seeds([own[1] - base[1] for own, base in pairs])
+        lines.append(f"| `{variant}` | {' | '.join(cells)} | {np.mean(lengths):.1f} |")
+    return lines
+
+
 def other_tasks(runs: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the tables of the other tasks: their runs at temperature 1, and the screening."""
-    others = {name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "parts")}
+    others = {
+        name: run for name, run in runs.items() if name.partition("-")[0] not in ("family", "own", "parts", "tiny")
+    }
     lines = [
         "| run | steps | right, first two | right, last two | truncated | without a model | CPU s |",
         "|---|---|---|---|---|---|---|",
@@ -373,24 +410,26 @@ def main() -> None:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("collect").add_argument("run", type=Path)
+    commands.add_parser("collect").add_argument("runs", type=Path, nargs="+")
     commands.add_parser("page")
     given = parser.parse_args()
     if given.command == "collect":
         RESULTS.mkdir(parents=True, exist_ok=True)
-        found = collect(given.run)
-        (RESULTS / f"{found['name']}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
+        for run in given.runs:
+            (RESULTS / f"{run.name}.json").write_text(json.dumps(collect(run)) + "\n", encoding="utf-8")
         return
     files = sorted(RESULTS.glob("*-*.json"))
     runs: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in files}
     family = [run for name, run in runs.items() if name.startswith("family-")]
     tables = {"baseline": supervised(runs), "parts": parts(runs), "tasks": other_tasks(runs)}
-    text = PAGE.read_text(encoding="utf-8")
-    for name, content in {"results": results(family), **{n: "\n".join(ls) + "\n" for n, ls in tables.items()}}.items():
+    for page, name, content in (
+        (PAGE, "results", results(family)),
+        *((PAGE, name, "\n".join(lines) + "\n") for name, lines in tables.items()),
+        (CLAIMS, "tiny", "\n".join(tiny(runs)) + "\n"),
+    ):
         begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
-        head, _, rest = text.partition(begin)
-        text = f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+        head, _, rest = page.read_text(encoding="utf-8").partition(begin)
+        page.write_text(f"{head}{begin}\n{content}\n{end}{rest.partition(end)[2]}", encoding="utf-8")
     steps = [len(run["curves"][CURVES[0]]) for run in family]
     drawn = [run for run, length in zip(family, steps, strict=True) if length == max(steps)]
     drawn += [run for name, run in runs.items() if name.startswith("own-")]

@@ -43,7 +43,7 @@ WHY = {
 }
 """Purpose of each direct dependency."""
 # Licences read from the licence files of distributions whose metadata have none.
-READ = {"antlr4-python3-runtime": "BSD", "mdurl": "MIT"}
+READ = {"antlr4-python3-runtime": "BSD", "mdurl": "MIT", "setuptools": "MIT"}
 
 
 def canonical(name: str) -> str:

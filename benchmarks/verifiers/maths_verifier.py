@@ -3,7 +3,7 @@ r"""Measurements of the maths verifier: errors on labelled pairs, hostile answer
     python -m benchmarks.verifiers.maths_verifier
 
 Reads ../shared/data/math; the output holds counts and row numbers, none of the data. CPU seconds are this process's
-own. "Bare Math-Verify" is the report's four steps on unchanged Math-Verify (RECIPE section 8), in the same process,
+own. "Bare Math-Verify" is the report's four steps on unchanged Math-Verify, in the same process,
 right after ours, on the same items. `python -m tools.benchmark_page` puts the numbers into
 docs/reference/maths-verifier.md.
 """

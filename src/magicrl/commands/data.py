@@ -328,5 +328,5 @@ def _show_kinds(console: Console) -> None:
     from magicrl.pipeline.pipeline_schema import known_kinds
 
     kinds = known_kinds().items()
-    rows = [(name, kind.title, kind.hub or "", kind.licence, f"run on {kind.checked}") for name, kind in kinds]
-    console.print(listing(("kind", "set", "hub data set", "licence", "run on"), rows, console.width))
+    rows = [(name, kind.title, kind.hub or "", kind.licence, kind.checked) for name, kind in kinds]
+    console.print(listing(("kind", "set", "hub data set", "licence", "checked with"), rows, console.width))

@@ -173,7 +173,7 @@ def _data(data: dict[str, Any], folder: Path, replaced: list[str]) -> dict[str, 
 
 
 def _row(number: int, code: bool, difficulty_of: str | None) -> dict[str, Any]:
-    """Return a problem in the columns of the released parquet file (RECIPE section 7)."""
+    """Return a problem in the columns of the released parquet file."""
     tests = {"inputs": [f"{number}\n"], "outputs": [f"{number + 1}\n"]}
     text = f"Read a number and print it plus one. Case {number}." if code else f"What is {number} + 1?"
     truth = json.dumps(tests) if code else json.dumps([str(number + 1)])

@@ -328,7 +328,7 @@ def _look(
     print_prose(console, f"sample answer: {best.example[:SHOWN]!r}")
     look.close()
     rate = proposed_learning_rate(parameters)
-    learned, kl = measured_step(policy, settings, best.sampled, rate)
+    learned, kl = measured_step(policy, settings, best.sampled, best.others, rate)
     speed = Speed(sampled=look.tokens / look.seconds, learned=learned, kl=kl)
     print_prose(console, f"this machine: {speed.sampled:.0f} tokens/s in sampling, {speed.learned:.0f} in training")
     print_prose(console, f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
 import sysconfig
@@ -128,8 +129,11 @@ def main(command: App | None = None) -> None:
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
         status = command(result_action="return_value")
     except KeyboardInterrupt as error:
-        kept = "; finished work is kept, and --resume continues the run" if sys.argv[1:2] == ["train"] else ""
-        print_prose(errors, f"interrupted{kept}")
+        trains = sys.argv[1:2] == ["train"] and "--dry-run" not in sys.argv
+        print_prose(errors, f"interrupted{'; finished work is kept. To continue:' if trains else ''}")
+        if trains:
+            again = [*sys.argv[1:], *(() if "--resume" in sys.argv else ("--resume",))]
+            errors.print(without_secrets(f"magicrl {shlex.join(again)}"), markup=False, soft_wrap=True)
         sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
     except (Exception, SystemExit) as error:
         frames = custom_frames(error)

@@ -36,9 +36,9 @@ def recipes(name: str | None = None, /) -> int:
         tree = tomllib.loads(text)
         command = "sft" if "phases" in tree else "train" if "stages" in tree else "data build"
         minutes = tree.get("run", tree).get("expected_minutes")
-        time = "" if minutes is None else f"{minutes:g} min"
+        time = "" if minutes is None else f"{minutes:g} min on 2 CPU cores"
         if minutes is None and "cluster" in tree:
-            time = "magicrl plan"
+            time = "by magicrl plan"
         # the first sentence of the comment at a recipe's head
         head = [line.lstrip("# ") for line in text.partition("\n\n")[0].splitlines() if line.startswith("#")]
         shows = re.split(r"[.;](?:\s|$)", " ".join(head), maxsplit=1)[0]
@@ -48,7 +48,7 @@ def recipes(name: str | None = None, /) -> int:
     console = Console(emoji=False, highlight=False)
     for title, rows in (("On this machine", fitting), ("Other machines", others)):
         console.print(f"\n{title}", style="bold")
-        console.print(listing(("command", "shows", "time on 2 CPU cores", "memory"), rows, console.width))
+        console.print(listing(("command", "shows", "time", "memory"), rows, console.width))
     console.print("\nStart one with the word magicrl, e.g. magicrl train quickstart; magicrl recipes NAME prints one.")
     return 0
 

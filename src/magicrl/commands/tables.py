@@ -34,7 +34,7 @@ def progress_lines(console: Console) -> Callable[[str], None]:
 
 def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, least: int = 100) -> RenderableType:
     """Return a table if the terminal has at least ``least`` columns, else an entry per row with its cells below the
-    first one.
+    first one. From the third on, a cell has its column's name.
     """
     if width >= least:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -44,8 +44,9 @@ def listing(columns: Sequence[str], rows: Sequence[Sequence[str]], width: int, *
             table.add_row(*map(Text, row))
         return table
     lines: list[RenderableType] = []
-    for first, *others in rows:
-        lines += [Text(first, "bold"), *(Padding(Text(cell), (0, 0, 0, 2)) for cell in others if cell)]
+    for first, second, *others in rows:
+        named = [f"{name}: {cell}" for name, cell in zip(columns[2:], others, strict=True) if cell]
+        lines += [Text(first, "bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in filter(None, (second, *named)))]
     return Group(*lines)
 
 

@@ -473,7 +473,7 @@ def _against(problem: Problem, model: str | None) -> str | None:
     failed = table.get(model) if isinstance(table, Mapping) else None
     if not isinstance(failed, int):
         return f"extra_info.model_difficulty says nothing of {model} (difficulty_of)"
-    # 0 and 16 failures of 16 give a group without advantage (RECIPE section 3, the offline filter)
+    # 0 and 16 failures of 16 give a group without advantage (the report's offline filter)
     if not 0 < failed < RECORDED_ROLLOUTS:
         return f"{model} solved it {'always' if failed <= 0 else 'never'} (difficulty_of)"
     return None

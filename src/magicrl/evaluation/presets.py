@@ -1,4 +1,4 @@
-"""Settings of published evaluations by name (RECIPE sections 5, 6 and 11), and Table 13 of the report."""
+"""Settings of published evaluations by name, and Table 13 of the report."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ _PRESETS = (
         name="released-code",
         temperature=0.6,
         samples={"aime24": 32, "aime25": 32, "livecodebench": 4},
-        source="temperature of the released evaluation scripts (RECIPE section 11); the rest as in `report`",
+        source="temperature of the released evaluation scripts; the rest as in `report`",
     ),
     Preset(
         name="study",
         samples={"aime24": 8, "aime25": 8, "livecodebench": 1},
         other_samples=8,
         mean_of=TABLE13_SETS,
-        source="the ablations' test metric (RECIPE section 6): mean of AIME24 avg@8, AIME25 avg@8, LiveCodeBench "
+        source="the test metric of the report's ablations: mean of AIME24 avg@8, AIME25 avg@8, LiveCodeBench "
         "pass@1; the limit is Table 13's, since the study's is not stated",
     ),
 )

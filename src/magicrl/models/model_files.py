@@ -58,6 +58,9 @@ def find_model(name: str) -> Path:
         raise RecipeError(f"model {name} is a file; give the folder that holds config.json", key="")
     if re.match(r"[a-z][a-z0-9+.-]*:/", name):
         raise RecipeError(f"model {name} is a URL; give a model folder, or a hub name such as owner/name", key="")
+    if (folder.parent / "run.json").is_file():
+        again = f"it does at its end (magicrl train RECIPE --output {folder.parent} --resume continues it)"
+        raise RecipeError(f"model folder {name} does not exist: the run has saved no model yet; {again}", key="")
     # The form of hub names. Anything else can only be a path.
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
         made = "name an existing one, or make it with `magicrl sft`"

@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Annotated
 
 from pydantic import BeforeValidator
@@ -95,6 +96,13 @@ def stem(word: str) -> str:
     return word.rstrip("ey") if len(word) > 3 else word
 
 
+@lru_cache(maxsize=1 << 16)
+def meaning_of(token: str) -> str:
+    """Return one form for words that decide the same thing, or that are inflections or synonyms of each other."""
+    poles = poles_of(token)
+    return f"~{poles}" if poles else stem(token)
+
+
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
 _LOOKS, _SYMBOLS, _COMMANDS = WORDS.looks, WORDS.symbols, WORDS.commands
@@ -102,12 +110,14 @@ _COMMAND = re.compile(r"\\([A-Za-z]+)\*?|\\(.)", re.DOTALL)
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
 _ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
+_EMPTY = re.compile(r"[\^_]\{\s*\}")
 _GROUP = re.compile(r"\{([^{}\\]*)\}")
 _SCRIPT = re.compile(r"(?<=[\^_])\{([^{}\\]*)\}")
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,|,\\!)\d{3})+(?![\d])")
 _RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
 _LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
 _ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z](?:_\s?\w+)?)\s*\)")
+_ARGUMENT = re.compile(r"\b(sin|cos|tan|cot|sec|csc|ln|log)\s*\(\s*(\d*\s*[a-z])\s*\)(?!\s*\^)")
 _SPECIAL = re.compile(r"[\\$^{}\x80-\U0010ffff]")
 _FOREIGN = re.compile(r"[^\x00-\x7f]")
 _TOKEN = re.compile(
@@ -129,7 +139,7 @@ _PART = re.compile(
 )
 _HALF = re.compile(r"(?<![\d/.])1/2(?= of\b)")
 _METRIC = {"m": "meters", "g": "grams", "l": "liters", "s": "seconds", "h": "hours"}
-_LETTER_UNIT = re.compile(r"(\d )([mglsh])(?=[.,;?!]?(?:\s+[a-z]|\s*$))(?! [a-z]\b)")
+_LETTER_UNIT = re.compile(r"(\d )([mglsh])(?=[.,;?!]?(?:\s+[a-z]|\s*$)|\s\d+ min)(?! [a-z]\b)")
 _PYTHON_POWER = re.compile(r"(?<=[\w)])\*\*(?=[\w(-])")
 _NON = re.compile(r"\bnon[- ](?=[a-z]{3})")
 _HYPHEN = re.compile(r"\$-(?=[a-z]{2})")
@@ -141,7 +151,10 @@ _TIME = re.compile(r"\b(\d{1,2}):00\b")
 _HALF_DAY = re.compile(r"(?<=\d)(?: (?=[ap]\.? ?m\b)|(?=[ap]\.? ?m\b))([ap])\.? ?m\b\.?")
 _COMMON_DIVISOR = re.compile(r"\b(?:(?:greatest|highest|largest) common (?:divisor|factor)|hcf|gcf)(?=\b)")
 _COMMON_MULTIPLE = re.compile(r"\b(?:least|lowest|smallest) common multiple\b")
-_RATE = re.compile(r"\b(miles|meters|feet|kilometers|km|mi)/(hour|second|minute|day|hr)\b")
+_PRICE = re.compile(r"(\$\d+(?:\.\d+)?|\d (?:dollars|cents)) an?(?= [a-z])")
+_RATE = re.compile(
+    r"\b(miles|meters|feet|kilometers|liters|km|mi|(?<=\d )[ml])/(hour|second|minute|day|hr|min|sec|s|h)\b"
+)
 _SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
 _WITH_IS = listed("he she it what that there who where")
 _STEMS = {"ca": "can", "can": "can", "won": "will"}
@@ -150,6 +163,7 @@ _ORDINALS = {str(place): word for place, word in enumerate(WORDS.ordinals.split(
 _JOINTS = _SCALES.keys() | {"and"}
 _ENDINGS = listed("st nd rd th")
 _DOLLARS = listed("dollar dollars usd")
+_BEFORE_UNITS = listed("square cubic in many of per each")
 _COUNTED = {("time", "1"): "once", ("times", "2"): "twice"}
 _SPOKEN = frozenset(
     (*CARDINALS, *_SCALES, *_ENDINGS, *_DOLLARS, *WORDS.units, *WORDS.spellings, *_SHORT, "%", "time", "times", "cent")
@@ -171,6 +185,8 @@ def tokens_of(text: str) -> list[str]:
     # thousands first, before commas are dropped as punctuation
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    if " a" in text:
+        text = _PRICE.sub(r"\1 per", text)
     if "\\" in text:
         text = ESCAPED.sub("\n", text)
     if "*" in text:
@@ -192,14 +208,14 @@ def tokens_of(text: str) -> list[str]:
     if "half" in text or "third" in text or "quarter" in text or "th of" in text or "ths" in text:
         text = _PART.sub(_fraction, text)
     if "/" in text:
-        text = _RATE.sub(r"\1 per \2", _HALF.sub("half", text))
+        text = _RATE.sub(lambda m: f"{_METRIC.get(m[1], m[1])} per {_METRIC.get(m[2], m[2])}", _HALF.sub("half", text))
     if ":00" in text or ".m" in text:
         text = _HALF_DAY.sub(r" \1m ", _TIME.sub(r"\1", text))
     if " common " in text:
         text = _COMMON_MULTIPLE.sub("lcm", _COMMON_DIVISOR.sub("gcd", text))
     text = _LETTER_UNIT.sub(lambda m: m[1] + _METRIC[m[2]], text)
     if "(" in text:
-        text = _ATOM.sub(r" \1 ", text)
+        text = _ARGUMENT.sub(r"\1 \2 ", _ATOM.sub(r" \1 ", text))
     tokens = _TOKEN.findall(text)
     if "." in text or "0" in text:
         tokens = [_number(token) if token[0] in "0." or "." in token else token for token in tokens]
@@ -249,7 +265,7 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
             found.append(WORDS.spellings[token])
         elif token in _ENDINGS and number and before in _ORDINALS:
             found[-1] = _ORDINALS[before]
-        elif (number or before in ("square", "cubic")) and token in WORDS.units:
+        elif (number or before in _BEFORE_UNITS) and token in WORDS.units:
             found += WORDS.units[token].split(" ")
         elif not (
             token in _DOLLARS and (number or (token == "usd" and "".join(tokens[done : done + 1])[:1].isdigit()))
@@ -292,7 +308,7 @@ def _plain(text: str) -> str:
         text = _RAISED_RUN.sub(lambda m: "^" + "".join(_RAISED[c] for c in m[0]), text)
         text = _LOWERED_RUN.sub(lambda m: "_" + "".join(_LOWERED[c] for c in m[0]), text)
         text = _FOREIGN.sub(_symbol, text)
-    text = _DEGREES.sub(" degrees ", text)
+    text = _DEGREES.sub(" degrees ", _EMPTY.sub("", text))
     if "\\" in text:
         text = _REPEATING.sub(" repeating ", _ENVIRONMENT.sub(" ", text))
         # from the inside out, because parts of a fraction may hold fractions

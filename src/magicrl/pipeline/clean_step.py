@@ -1,6 +1,6 @@
 """The cleaning step: checks maths problems by rules and by their answers, and code problems by their tests.
 
-A maths problem that passes the rules is checked with the verifier that training uses (RECIPE section 7). The boxed
+A maths problem that passes the rules is checked with the verifier that training uses. The boxed
 reference answer must be judged correct, otherwise no response could be. The verifier must be able to read it, otherwise
 only its exact spelling would be correct. The first solution, judged like a response, must be correct.
 

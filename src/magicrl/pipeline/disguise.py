@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import takewhile
 
-from magicrl.pipeline.canonical import ESCAPED, NEUTRAL, POLES, STRICT, WORDS, listed, poles_of, tokens_of
+from magicrl.pipeline.canonical import ESCAPED, NEUTRAL, POLES, STRICT, WORDS, listed, meaning_of, poles_of, tokens_of
 
 _GREEK = WORDS.greek
 _PRICE = r"(?!\s?\d[^$\\]*\s(?:[a-z]{3,}|to|or|an?|is|of|in|at|by)\s)"
@@ -55,7 +55,8 @@ _TURN = re.compile(
     r"\s[^.\n$:]{1,40}[.\n;])+"
     r"|^\s*[(\[][A-Z][^()\[\]\n$=]{0,40}\b(?:19|20)\d\d[)\]]\s|\s[(\[][A-Z][^()\[\]\n$=]{0,40}\b(?:19|20)\d\d[)\]]\s*\Z"
     r"|^\s*\[[^\[\]\n$=]{0,60}\]\s*\n|^\s*[A-Z][A-Za-z ]{0,40}#\s?\d+\s*[:.)\]-]+\s"
-    rf"|^\W*(?:[A-Za-z][A-Za-z ]{{0,30}},\s)?(?:{_LABEL}\W{{0,3}}\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
+    rf"|^\W*(?:[A-Za-z][A-Za-z ]{{0,30}},\s)?(?:{_LABEL}\W{{0,3}}(?:(?i:id|no|nr|number)\W{{0,2}})?"
+    r"\d[\d.]*[a-z]?(?:\s?(?:of|/)\s?\d+)?[\s,;]*)+"
     r"(?:[(\[]\d+ (?:points?|marks?|pts)[)\]])?(?:[.):\]]+\s|\n)|^\s*\(?\d{1,4}[.)]\s+(?=[A-Z$\\])"
     r"|(?:^|(?<=[.:?!\n]\s))(?i:please|kindly|your (?:task|job|goal) is to|(?:can|could|would) you(?: please)?"
     r"|we (?:want|need|wish|would like|are asked) to)\s"
@@ -71,6 +72,8 @@ _SENTENCE_END = re.compile(
     r"(?<=[.?!:>])[\"')\]$]*\s+|(?<=[$\]}])\s+(?=[A-Z][a-z])|(?<=\\\))\s+(?=[A-Z][a-z])|\s*\n\s*|\s[-–—]+\s|(?<=>)(?=\S)"
     r"|\s+(?=[(\[][^()\[\]\n$]{3,60}[)\]]\s*$)"
 )
+_EXAMPLE = re.compile(r"[(,]?\s*(?<=[\s(])(?:e\.g\.|for (?:example|instance))[,:]?\s*[$\d/.,]*\d\$?(?=\W*\Z)")
+"""Number at the end of a text that shows the form of the answer."""
 _BLANKS = str.maketrans(dict.fromkeys("0123456789\n.,:;!?()[]{}<>|*#/_'\"$\\-", " "))
 _ENDS = 100  # characters at either end that are searched for surrounding text
 _PRONOUNS = listed("he she him his her hers himself herself")
@@ -81,6 +84,7 @@ _READER = listed("you your following below above here")
 _TASKS = listed("find determine compute calculate evaluate")
 _PEOPLE = listed("he they their them")
 _SAME = dict.fromkeys(_PRONOUNS, "he") | dict.fromkeys(_TASKS, "find")
+_SMALL = {word for word in NEUTRAL - WORDS.counted if word.isalpha()}
 _ASKED = listed("you your please me us let assistant")
 _ROUNDED = listed("round rounded nearest place places significant degrees radians base")
 _REPLIES = listed("answer answers solution reasoning explanation response reply")
@@ -126,6 +130,7 @@ def problem_of(text: str) -> str:
         >>> problem_of("Question 14: Find $x$ if $x + 3 = 5$. Put the final answer in $\\boxed{ANSWER}$.")
         'Find $x$ if $x + 3 = 5$.'
     """
+    text = _EXAMPLE.sub(" answer", text)
     ends = text if len(text) <= 2 * _ENDS else f"{text[:_ENDS]} {text[-_ENDS:]}"
     seen = _may_speak(ends) or "<|" in text or "#" in ends or ":" in ends or text.startswith(("[", "(", "You have "))
     seen = seen or text.rstrip()[-1:] in (")", "]")
@@ -317,6 +322,8 @@ def _may_be_around(part: str, words: Sequence[str]) -> bool:
 def _key(parts: Sequence[Sequence[str]]) -> int:
     """Return a hash of the tokens, with variables and names numbered by their first occurrence."""
     numbers: dict[str, str] = {}
-    told = (numbers.setdefault(t, f"qz{len(numbers)}") if t.startswith("qz") else t for part in parts for t in part)
-    text = " ".join(told).replace("what is", "find")
+    told = [t for part in parts for t in part]
+    said = [t for t in told if t not in _SMALL]
+    said = said if len(said) >= _LEAST else told
+    text = " ".join(numbers.setdefault(t, f"qz{len(numbers)}") if t.startswith("qz") else meaning_of(t) for t in said)
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")

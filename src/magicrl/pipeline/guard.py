@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
 
-from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, SYNONYMS, WORDS, listed, poles_of, stem, tokens_of
+from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, SYNONYMS, WORDS, listed, meaning_of, poles_of, tokens_of
 
-_OPERATORS = listed("+ ^ < > <= >= != sqrt !")
+_OPERATORS = listed("+ ^ < > <= >= != sqrt ! |")
 _BOUNDS = {("at", "most"): "atmost", ("at", "least"): "atleast"}
 _MINIMAL = 2
 """Two texts that differ in at most this many words differ on purpose, unless the words are synonyms."""
@@ -28,7 +28,9 @@ _SMALL = NEUTRAL - WORDS.counted
 _NAME = re.compile(
     r"(?<=[a-z,;] )[A-Z][a-z]+\b"
     r"|\b[A-Z][a-z]+(?=['’]s\b| (?:and [A-Z]|[a-z]+(?:s|ed)\b|had|was|can|will|went|bought|sold|got|made"
-    r"|took|gave|spent|ate|ran|found|saw|wrote|read|paid|said|did|does|would|also|now|then))"
+    r"|took|gave|spent|ate|ran|found|saw|wrote|read|paid|said|did|does|would|also|now|then"
+    r"|came|began|built|brought|caught|chose|cut|drank|drew|drove|fed|fell|felt|flew|grew|held|hid|hit|kept|knew|left"
+    r"|lent|lost|met|must|put|rode|sang|sat|sent|slept|spoke|stood|swam|taught|threw|told|won|wore))"
 )
 _LOWER = re.compile(r"\b[a-z]+\b")
 _PHRASES = re.compile(rf"(?<!\S)(?:{'|'.join(map(re.escape, sorted(WORDS.phrases, key=len, reverse=True)))})(?!\S)")
@@ -79,6 +81,8 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
     letters_a, letters_b = _letters(only_a), _letters(only_b)
     if (letters_a and letters_b) or letters_a + letters_b > _MINIMAL:
         return True  # another variable, or another formula
+    if any(_letters(only) and only["("] for only in (only_a, only_b)):
+        return True  # f(f(4)) is not f(4)
     if _shouted(a, only_a) and _shouted(b, only_b):
         return True  # words and points in capitals name objects of the problem
     if not wording:
@@ -170,15 +174,10 @@ def _is_slip(a: str, b: str) -> bool:
 def _items(tokens: Sequence[str], names: set[str]) -> list[str]:
     """Return the numbers, names and content words of a text, each in one form, in order."""
     return [
-        f"@{token}" if token in names else _meaning(token)
+        f"@{token}" if token in names else meaning_of(token)
         for token, after in zip(tokens, [*tokens[1:], ""], strict=True)
         if token[0].isdigit() or (_is_word(token) and token not in _SMALL and (token, after) != ("exactly", "how"))
     ]
-
-
-def _meaning(token: str) -> str:
-    poles = poles_of(token)
-    return f"~{poles}" if poles else stem(token)
 
 
 def _say_different_things(a: list[str], b: list[str]) -> bool:
@@ -193,9 +192,11 @@ def _say_different_things(a: list[str], b: list[str]) -> bool:
         renamed = dict(zip(others, people, strict=True))
         b = [renamed.get(item, item) for item in b]
         only_a, only_b = Counter(a) - Counter(b), Counter(b) - Counter(a)
+    if len({item for item in (*a, *b) if item[0] == "@"}) == 1:  # a pronoun may replace the only name
+        only_a, only_b = (Counter({item: n for item, n in only.items() if item[0] != "@"}) for only in (only_a, only_b))
     if not only_a.keys() | only_b.keys() <= _FILLERS and not _is_reworded(a, b, only_a, only_b):
         return True
-    shared = {*a} - only_a.keys() - only_b.keys()
+    shared = dict(Counter(a).items() & Counter(b).items())
     return _exchanged([item for item in a if item in shared], [item for item in b if item in shared])
 
 
@@ -218,9 +219,19 @@ def _exchanged(a: list[str], b: list[str]) -> bool:
     moved = sorted(a[first:last] for _, first, last, _, _ in steps if first < last)
     if moved != sorted(b[first:last] for _, _, _, first, last in steps if first < last):
         return True
-    # a single word may move (*in May*); two exchanged words are a difference
+    # a question may be in front or at the end, and a single word may move (*in May*); two exchanged words differ
     single = [items[0] for items in moved if len(items) == 1]
-    return len(single) > 1 or not "".join([*single, "x"]).isalpha()
+    if len(moved) == 1 and single and single[0] in ({a[0]} & {b[-1]} | {a[-1]} & {b[0]}):
+        return False
+    return len(single) > 1 or not "".join([*single, "x"]).isalpha() or any(_passes(a, b, item) for item in single)
+
+
+def _passes(a: list[str], b: list[str], item: str) -> bool:
+    """Return whether a word changed places with one neighbour, and the text names both again: *half as many A as B*."""
+    steps = SequenceMatcher(None, a, b, autojunk=False).get_opcodes()
+    places = [place for place, step in enumerate(steps) if item in (*a[step[1] : step[2]], *b[step[3] : step[4]])]
+    passed = [a[i] for step in steps[places[0] : places[-1]] if step[0] == "equal" for i in range(step[1], step[2])]
+    return len(passed) == 1 and min(a.count(item), a.count(passed[0])) > 1
 
 
 def _signs(tokens: Sequence[str]) -> int:
@@ -255,4 +266,4 @@ def _poles(tokens: Sequence[str]) -> defaultdict[int, Counter[int]]:
     return found
 
 
-_FILLERS = {_meaning(word) for word in WORDS.fillers}
+_FILLERS = {meaning_of(word) for word in WORDS.fillers}

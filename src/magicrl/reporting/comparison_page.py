@@ -576,7 +576,8 @@ def _line(name: str, slot: int, points: Iterable[tuple[float, Interval]], *, fre
 def _scaling_chart(key: str, title: str, series: Sequence[Series], x_name: str, x_word: str, note: str) -> Chart:
     xs = sorted({x for s in series for x, _ in s.points})
     by_factors = len(xs) > 1 and xs[-1] >= WIDE * xs[0]
-    if not all(x == int(x) for x in xs):  # round ticks: 1, 2 and 5 times powers of ten
+    whole = all(x == int(x) for x in xs)
+    if not whole:  # round ticks: 1, 2 and 5 times powers of ten
         xs = [m * 10.0**e for e in range(8) for m in (1, 2, 5) if xs[0] <= m * 10.0**e <= xs[-1]]
     return Chart(
         key=key,
@@ -588,6 +589,6 @@ def _scaling_chart(key: str, title: str, series: Sequence[Series], x_name: str, 
         x_name=x_name,
         x_word=x_word,
         x_log=by_factors,
-        x_whole=False,
+        x_whole=whole,
         x_ticks=tuple(xs) if by_factors else (),
     )

@@ -77,6 +77,7 @@ class Figure(Section):
     y_low: Low = 0.0
     y_high: float | None = None
     target: str | None = None  # a metric
+    target_note: str = ""  # follows the note where there is a target
     stacked: bool = False
     compact: bool = False
     tests: bool = False  # includes the scores of the test set
@@ -133,7 +134,7 @@ def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart
     return Chart(
         key=figure.key,
         title=figure.title or drawn[0].title,
-        note=figure.note or drawn[0].note,
+        note=" ".join(filter(None, (figure.note or drawn[0].note, figure.target_note if target else ""))),
         unit=drawn[0].unit if drawn else "number",
         y_low=figure.y_low,
         y_high=figure.y_high,

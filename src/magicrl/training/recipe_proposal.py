@@ -81,6 +81,7 @@ class Look:
         lengths: Tokens of the complete answers, ascending.
         example: Text of an answer.
         sampled: Tokens of a few prompts, each with those of an answer.
+        others: The same prompts with another answer.
     """
 
     way: Way
@@ -89,6 +90,7 @@ class Look:
     lengths: tuple[int, ...]
     example: str
     sampled: tuple[tuple[TokenArray, TokenArray], ...] = ()
+    others: tuple[tuple[TokenArray, TokenArray], ...] = ()
 
     @property
     def signal(self) -> float:
@@ -223,11 +225,16 @@ class FirstLook:
             lengths=tuple(ended),
             example=groups[0].group.completions[0].text,
             sampled=tuple((g.group.request.prompt_tokens, g.group.completions[0].tokens) for g in groups[:MEASURED]),
+            others=tuple((g.group.request.prompt_tokens, g.group.completions[-1].tokens) for g in groups[:MEASURED]),
         )
 
 
 def measured_step(
-    policy: LoadedModel, model: ModelConfig, sampled: Sequence[tuple[TokenArray, TokenArray]], rate: float
+    policy: LoadedModel,
+    model: ModelConfig,
+    sampled: Sequence[tuple[TokenArray, TokenArray]],
+    others: Sequence[tuple[TokenArray, TokenArray]],
+    rate: float,
 ) -> tuple[float, float]:
     """Return tokens per second of a forward and backward pass, and the KL of one update in nats per token.
 
@@ -237,7 +244,8 @@ def measured_step(
     Args:
         policy: Model in float32, which the learner owns from here on.
         model: Precision and micro-batches.
-        sampled: Prompts and an answer of the model to each.
+        sampled: Prompts and an answer of the model to each, for the update.
+        others: Prompts with other answers, for the KL (see `divergence`).
         rate: Learning rate of the update.
     """
     learner = LocalLearner(
@@ -247,16 +255,18 @@ def measured_step(
         dataclasses.replace(supervised_sample(prompt, answer, index), advantage=1.0 - 2.0 * (index % 2))
         for index, (prompt, answer) in enumerate(sampled)
     ]
-    before, _ = learner.logprobs(samples, 1.0)  # includes set-up
+    unseen = [supervised_sample(prompt, answer, index) for index, (prompt, answer) in enumerate(others)]
+    sampler_logprobs, _ = learner.logprobs(samples, 1.0)  # includes set-up
     samples = [
         dataclasses.replace(sample, sampler_logprobs=frozen_floats(values))
-        for sample, values in zip(samples, before, strict=True)
+        for sample, values in zip(samples, sampler_logprobs, strict=True)
     ]
+    before, _ = learner.logprobs(unseen, 1.0)
     began = time.perf_counter()
     learner.update(TrainBatch.of(samples), Controls(learning_rate=rate))
     seconds = time.perf_counter() - began
-    after, _ = learner.logprobs(samples, 1.0)
-    kl, _ = divergence(before, after, [None] * len(samples))
+    after, _ = learner.logprobs(unseen, 1.0)
+    kl, _ = divergence(before, after, [None] * len(unseen))
     return sum(len(sample) for sample in samples) / seconds, kl
 
 

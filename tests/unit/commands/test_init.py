@@ -10,6 +10,7 @@ import os
 import re
 from itertools import islice, permutations
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -26,11 +27,13 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.schema import ModelConfig
 from magicrl.data.families import make_family
+from magicrl.evaluation.job import sample_problems
 from magicrl.models import cpu_kernels
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature
 from magicrl.planning import memory
+from magicrl.records import Problem, ScoredGroup
 from magicrl.training.diagnosis import NOTHING_LEARNED, Judging, SampledAnswers, diagnose
 from magicrl.training.recipe_proposal import (
     BOXED,
@@ -47,7 +50,6 @@ from magicrl.training.recipe_proposal import (
 )
 from magicrl.training.sft import run_sft
 from magicrl.training.start_checks import check_run
-from magicrl_verifiers.table import function_spec, verifier_spec
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -187,9 +189,19 @@ def test_an_answer_that_is_right_once_in_hundreds_is_looked_for(toy: Path, tmp_p
 def test_the_kl_of_an_update_grows_with_the_square_of_the_rate(toy: Path) -> None:
     rng = np.random.default_rng(0)
     sampled = [(rng.integers(4, 12, 8), rng.integers(4, 12, 6)) for _ in range(4)]
-    found = [measured_step(load_policy(toy), ModelConfig(dtype="float32"), sampled, rate)[1] for rate in (1e-5, 1e-4)]
+    others = [(rng.integers(4, 12, 8), rng.integers(4, 12, 6)) for _ in range(4)]
+    model = ModelConfig(dtype="float32")
+    found = [measured_step(load_policy(toy), model, sampled, others, rate)[1] for rate in (1e-5, 1e-4)]
     assert found[0] > 0
     assert 30 < found[1] / found[0] < 300
+
+
+def test_the_kl_of_an_update_is_measured_on_answers_that_it_was_not_made_from(toy: Path) -> None:
+    rng = np.random.default_rng(0)
+    sampled, others = ([(rng.integers(4, 12, 8), rng.integers(4, 12, 6)) for _ in range(4)] for _ in range(2))
+    model = ModelConfig(dtype="float32")
+    measured, own = (measured_step(load_policy(toy), model, sampled, on, 3e-3)[1] for on in (others, sampled))
+    assert measured < 0.5 * own, "an update raises the log-probs of its own tokens"
 
 
 def test_paths_of_a_recipe_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,23 +336,40 @@ def test_a_custom_reward_judges_and_stands_in_the_recipe(
 
 def test_a_reward_reads_the_other_columns_and_nothing_is_extracted_for_it(toy: Path, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def score(problem, response):\n    return len(response) / 9\n")
+    data = problems(tmp_path / "mine.jsonl")
+    rows = [json.loads(line) | {"hint": "carry"} for line in data.read_text().splitlines()]
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
     told = io.StringIO()
     with contextlib.redirect_stdout(told), patch.dict(os.environ, COLUMNS="200"):
         run_init(
             model=str(toy),
-            data=str(problems(tmp_path / "mine.jsonl")),
+            data=str(data),
             reward=f"{tmp_path}/own.py:score",
             output=tmp_path / "run.toml",
             minutes=1,
         )
+    assert re.search(r"for the reward +columns hint", told.getvalue())
     assert "not used" not in told.getvalue()
     assert "extract" not in told.getvalue()
 
 
-def test_a_custom_reward_is_called_once_per_answer() -> None:
-    live = function_spec("own.py:score", lambda problem, response: 1.0)
-    assert not live.reads_extract
-    assert verifier_spec("maths").reads_extract
+def test_a_custom_reward_is_called_once_per_answer(toy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str] = []
+    scored: list[str] = []
+
+    def sampled(*arguments: Any, **options: Any) -> list[ScoredGroup]:
+        groups = sample_problems(*arguments, **options)
+        answers.extend(completion.text for group in groups for completion in group.group.completions)
+        return groups
+
+    def score(problem: Problem, response: str) -> float:
+        scored.append(response)
+        return len(response) / 9
+
+    monkeypatch.setattr("magicrl.training.recipe_proposal.sample_problems", sampled)
+    magicrl.init(toy, problems(tmp_path / "mine.jsonl"), reward=score, progress=False)
+    assert answers
+    assert sorted(scored) == sorted(answers)
 
 
 def test_train_without_a_recipe_needs_a_model_and_data(tmp_path: Path) -> None:
@@ -429,3 +458,9 @@ def test_columns_that_are_not_used_are_named(toy: Path, tmp_path: Path) -> None:
     status, shown = init(toy, path, tmp_path / "run.toml")
     assert status == 0
     assert re.search(r"not used +columns hint", shown)
+
+
+def test_the_remedy_for_columns_is_python_in_python(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("frage;antwort\n" + "1 + 1;2\n" * 20)
+    with pytest.raises(ValueError, match=r'hold: prompt="frage" answer="antwort"; else'):
+        magicrl.init("no-model", tmp_path / "mine.csv", progress=False)

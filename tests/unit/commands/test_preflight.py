@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ import magicrl
 from magicrl.commands.preflight import UNSOUND
 from magicrl.commands.preflight import command as preflight
 from magicrl.config.errors import RecipeError
+from magicrl.config.schema import StageConfig
+from magicrl.records import ScoredGroup, TrainSample
+from magicrl.training.step import StepResult, Trainer, buffer_samples
 
 RECIPE = """
 [run]
@@ -99,6 +103,38 @@ def test_minutes_and_samples_are_the_budget(recipe: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="measured"):
         preflight(recipe, minutes=2, samples=7)
     assert budgets == [{"seconds": 120, "samples": 7}]
+
+
+def test_the_kl_of_a_step_is_measured_on_responses_that_it_was_not_made_from(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[ScoredGroup] = []
+    measured: list[ScoredGroup] = []
+
+    class Watched(Trainer):
+        def step(self, stage: StageConfig, stage_index: int) -> StepResult:
+            result = super().step(stage, stage_index)
+            trained.extend(result.groups)
+            return result
+
+    def samples_of(groups: Sequence[ScoredGroup]) -> list[TrainSample]:
+        measured.extend(groups)
+        return buffer_samples(groups)
+
+    monkeypatch.setattr("magicrl.training.preflight.Trainer", Watched)
+    monkeypatch.setattr("magicrl.training.preflight.buffer_samples", samples_of)
+    found = magicrl.preflight(recipe, settings={"data.train.0.levels": [2]}, samples=32)
+    assert found["update"]["kl"] is not None
+    assert len(measured) == found["update"]["prompts"]
+    assert not {id(group) for group in measured} & {id(group) for group in trained}
+
+
+def test_too_few_minutes_are_said_with_the_time_that_it_took(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preflight(recipe, minutes=1e-4, samples=8)
+    note = "note: --minutes 0.0001 is too short for this recipe: the fewest answers and steps that say something took "
+    assert capsys.readouterr().out.splitlines()[-1].startswith(note)
+    preflight(recipe, minutes=60, samples=8)
+    assert "too short" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_measured_is_refused(recipe: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from magicrl.commands.main import app
+from magicrl.commands.main import app, main
 from magicrl.commands.plan import planned
 from magicrl.commands.train import minutes_needed
 from magicrl.commands.training import warn_of_toy_recipe
@@ -163,3 +164,35 @@ def test_what_init_has_measured_is_scaled_by_what_the_overrides_change(tmp_path:
     assert said(recipe, "rollout.max_rows=64", "stages.0.max_steps=1", "stages.1.max_steps=1") != said(
         recipe, "run.seed=4"
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (
+            "train run.toml --output",
+            "interrupted; finished work is kept. To continue:\nmagicrl {} 'runs/my run' --resume\n",
+        ),
+        (
+            "train run.toml --resume --output",
+            "interrupted; finished work is kept. To continue:\nmagicrl {} 'runs/my run'\n",
+        ),
+        ("train run.toml --dry-run --output", "interrupted\n"),
+        ("preflight run.toml --page", "interrupted\n"),
+    ],
+)
+def test_ctrl_c_prints_the_command_that_continues(
+    words: str, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(**_: str) -> None:
+        raise KeyboardInterrupt
+
+    def app_of(**_: bool) -> Callable[..., None]:
+        return interrupted
+
+    monkeypatch.setattr("magicrl.commands.main.make_app", app_of)
+    monkeypatch.setattr("sys.argv", ["magicrl", *words.split(), "runs/my run"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == shown.format(words)

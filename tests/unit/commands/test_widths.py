@@ -39,6 +39,17 @@ def test_lists_fit_and_keep_their_names(
 
 
 @pytest.mark.parametrize("width", WIDTHS)
+def test_a_list_names_its_figures(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert app(["recipes"], result_action="return_value") == 0
+    shown = capsys.readouterr().out
+    assert "3 min on 2 CPU cores" in shown
+    assert ("  memory: 0.7 GiB, measured" in shown) == ("  time: by magicrl plan" in shown) == (width < 100)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
 def test_a_plan_has_every_figure_whole(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from magicrl.config.schema import SourceConfig
 from magicrl.records import Problem
-from studies.showcase import parts, sentence, without_model, without_template
+from studies.showcase import parts, sentence, tiny, without_model, without_template
 
 
 def problem(prompt: str, answer: str) -> Problem:
@@ -112,4 +112,19 @@ def test_holms_correction_is_over_the_variants_with_three_seeds() -> None:
 
 def test_a_part_whose_first_step_differs_from_base_is_not_compared() -> None:
     runs = {"family-4": part(4, 30), "parts-entropy-4": part(4, 60, first=9.0)}
-    assert not [line for line in parts(runs) if "`" in line.partition("|")[2].partition("|")[0]]
+    assert parts(runs) == ["No run has ended."]
+
+
+def test_variants_on_the_tiny_model_are_paired_by_seed() -> None:
+    runs: dict[str, Any] = {}
+    for variant, seed, right in (("sum", 1, 0.6), ("sum", 2, 0.8), ("uniform", 1, 0.5), ("uniform", 2, 0.6)):
+        curves = {
+            "validation/accuracy/mean": [None, right, None, right + 0.1],
+            "validation/length/mean": [None, 9.0, 7.0],
+        }
+        tests = {"after": {"0.0": {"accuracy": {"mean": right}}}}
+        runs[f"tiny-{variant}-{seed}"] = {"seed": seed, "curves": curves, "tests": tests}
+    assert tiny(runs)[2:] == [
+        "| `sum` | 70.0, 80.0 | +15.0 (-48.5 to +78.5) | 70.0 | +15.0 (-48.5 to +78.5) | 7.0 |",
+        "| `uniform` | 55.0, 65.0 |  | 55.0 |  | 7.0 |",
+    ]

@@ -96,6 +96,9 @@ def test_padded_vocabulary_rows_are_not_valid(tmp_path: Path) -> None:
 def test_errors_name_the_folder_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no/such/folder does not exist; name an existing one, or make it"):
         load_policy("no/such/folder")
+    (tmp_path / "run.json").touch()
+    with pytest.raises(ValueError, match=r"the run has saved no model yet; .* --output \S+ --resume continues it"):
+        load_policy(tmp_path / "model")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no config\.json"):
         load_policy(tmp_path / "empty")

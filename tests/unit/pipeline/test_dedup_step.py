@@ -45,7 +45,7 @@ def test_each_stage_finds_its_kind_and_names_the_twin(tmp_path: Path) -> None:
             garden=GARDEN,
             polynomial=POLYNOMIAL,
             typeset=r"How many ways are there to choose 5 cards of 52 so that all have one suit, at 1/4 each?",
-            closely=TRAINS.replace("which are 1000 km", "that are one thousand kilometers"),
+            closely=TRAINS.replace("leave", "currently leave"),
             reworded="How many bloom if Jo plants 12 roses in each of 7 rows of his garden "
             "and 5 of all his roses wither?",
         ),

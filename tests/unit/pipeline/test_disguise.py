@@ -35,6 +35,10 @@ WRAPPED = [
     (STORY, f"[Word problem | id 4521]\n{STORY}"),
     (STORY, f"Difficulty: 3/10. Topic: algebra. {STORY}"),
     (STORY, f"Arithmetic quiz #12: {STORY}"),
+    (STORY, f"Question (id 812): {STORY}"),
+    (STORY, f"{STORY}\nGive only a number, e.g. 12."),
+    (LINES, LINES.replace("b", "k").replace("find $k$", "what is the value of $k$?")),
+    ("Let $ab = 12$. Find the minimum of $a + b$.", "If $mn = 12$, find the smallest possible value of $m + n$."),
 ]
 OTHER = [
     (STORY, f"You have 30 minutes. {STORY} She walks for 5 minutes."),

@@ -83,6 +83,15 @@ SAME = [
         "In May Ann sold 8 cards to Tom for $5. What did Tom pay?",
         "Zoe vended eight cards to Raj for 5 dollars in May. What did Raj spend?",
     ),
+    ("Solve $\\sin 2x = \\cos 3x$ for 3 values.", "Solve $\\sin(2x) = \\cos(3x)$ for 3 values."),
+    ("Jack came to 9 shops. Then Paul came.", "Omar came to 9 shops. Then Ivan came."),
+    ("Ann has 9 cows. She sells 2. How many has she?", "Zoe has 9 cows. Zoe sells 2. How many has Zoe?"),
+    ("What percentage of 90 kilograms is 8 kilograms, in kilograms?", "What percent of 90 kg is 8 kg, in kg?"),
+    ("A nut costs $3 a pound. What do 5 pounds cost, in dollars?", "A nut costs $3 per lb. What do 5 lb cost?"),
+    ("Each of 9 bags holds 3 nuts. How far is the shop?", "Each of 9 bags has 3 nuts. What distance is the shop?"),
+    ("A square has sides of 5 cm. What is its area?", "What is the area of a square that has sides of 5 cm?"),
+    ("A pump fills 3 L/min for 1 h 20 min.", "A pump fills 3 liters per minute for 1 hour 20 minutes."),
+    ("Let $a^{}_{}$ be the 3 roots of $x^2 + ax^{}_{}$.", "Let $a$ be the 3 roots of $x^2 + ax$."),
     ("Her neighbor was traveling 30 km.", "Her neighbour was travelling 30 kilometers."),
     (
         "THE TOTAL IS 30 MARBLES. IT'S 50% OF WHAT TOM HAS.",
@@ -90,6 +99,14 @@ SAME = [
     ),
 ]
 DIFFERENT = [
+    ("Ann and Bob met. How many has he?", "Ann and Bob met. How many has Ann?"),
+    ("Find the area of 5 squares with sides of 2.", "Find the sides of 5 squares with area of 2."),
+    ("Let $f(x)=x^2-x$. Find $f(4)$.", "Let $f(x)=x^2-x$. Find $f(f(4))$."),
+    ("Find the sum of $|a_i|$ for 9 terms.", "Find the sum of $a_i$ for 9 terms."),
+    (
+        "She had half as many gems as ores yesterday. Today she found 6 ores. Of 48 ores, how many gems does she have?",
+        "She had half as many ores as gems yesterday. Today she found 6 ores. Of 48 ores, how many gems does she have?",
+    ),
     ("Find $(5 + x)(20 - x)$ for the root.", "Find $(5 - x)(20 + x)$ for the root."),
     ("Ann has 3 apples.", "Ann has 4 apples."),
     ("Ann has 3 apples and Bob has 5 pears", "Ann has 5 apples and Bob has 3 pears"),

@@ -1,4 +1,4 @@
-"""The released runs as recipes: the table of RECIPE section 5, and consistency within a cluster recipe."""
+"""The released runs as recipes: the settings that the report publishes, and consistency within a cluster recipe."""
 
 from __future__ import annotations
 

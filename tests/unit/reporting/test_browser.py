@@ -53,7 +53,7 @@ def test_figures_are_saved_as_svg_png_and_csv(browser: Browser, page_file: Path)
     watched = Watched(browser, page_file)
     page = watched.page
     entropy = ElementTree.fromstring(saved(page, "entropy.svg").read_text())
-    assert "Entropy against its target" in "".join(entropy.itertext())
+    assert "Entropy" in "".join(entropy.itertext())
     shapes = {e.get("class") for e in entropy.iter()}
     assert {"grid", "line d0 s0", "target"} <= shapes, "the drawing is in the file"
     assert "cross" not in shapes

@@ -124,6 +124,17 @@ def test_the_ratio_has_its_band_and_validation_its_error(run_folder: Path) -> No
     assert validation.band[0] == (1.0, pytest.approx(0.99 - 0.1959964), 1.0)
 
 
+def test_entropy_has_a_target_only_where_the_run_has_one(run_folder: Path) -> None:
+    assert charts(run_folder)["entropy"].note.endswith("on at or below the target.")
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["values"]["entropy/target"]
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    chart = charts(run_folder)["entropy"]
+    assert chart.title == "Entropy"
+    assert "target" not in chart.note
+
+
 def test_figures_that_say_nothing_are_left_out_and_a_line_says_why(run_folder: Path) -> None:
     on_policy: dict[str, Any] = {f"learner__ratio_{which}": 1.0 for which in ("mean", "min", "max")}
     rewrite(run_folder, **on_policy, learner__clip_ratio=0.0, learner__grad_norm=2.0, entropy__alpha=0.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from magicrl.reporting.charts import draw
 from magicrl.reporting.comparison_page import EXACT, evaluation_names, scaling_charts, write_comparison_page
 from magicrl.reporting.read_folders import RunFolderError, read_evaluation_folder
 
@@ -57,6 +58,24 @@ def test_an_inexact_curve_is_named_and_fresh_samples_are_signs() -> None:
     assert chart.x_log, "limits grow by factors"
     assert [c.key for c in charts] == ["over_limits", "efficiency", "pass_at_k", "maj_at_k"]
     assert [c.series[0].points for c in charts[2:]] == [((2.0, 0.5),), ((2.0, 0.25),)]
+
+
+def test_numbers_of_samples_are_whole_on_the_axis() -> None:
+    share = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    scaling = {"over_samples": [{"k": k, "pass": share, "majority": share} for k in (1, 2)]}
+    drawing = draw(scaling_charts([("m", 0, scaling)])[0])
+    assert re.findall(r'class="tick"[^>]*>([^<]+)</text>', drawing.partition("samples k")[0])[-2:] == ["1", "2"]
+
+
+def test_a_page_of_one_evaluation_explains_its_columns_and_no_p_value(
+    evaluation_folders: list[Path], tmp_path: Path
+) -> None:
+    alone, compared = written(evaluation_folders[:1], tmp_path), written(evaluation_folders, tmp_path)
+    for page in (alone, compared):
+        assert "maj@k that the most frequent answer of k is right" in page
+        assert "✂ truncated" in page
+    assert "permutation test" in compared
+    assert "permutation test" not in alone
 
 
 def test_efficiency_comes_from_its_own_curve_where_there_is_one() -> None:

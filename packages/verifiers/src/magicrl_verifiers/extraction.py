@@ -22,7 +22,7 @@ _TOKEN = re.compile(_BOX + r"(?P<box>\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOT
 
 
 def answer_part(response: str, reasoning: Reasoning) -> str | None:
-    """Return the text after the reasoning, or None when the reasoning never ended (RECIPE section 8, step 1).
+    """Return the text after the reasoning, or None when the reasoning never ended.
 
     The text after the *last* ``</think>`` is the answer. A ``<think>`` that stays open means that no answer
     was given, even if there is a box inside it.

@@ -68,7 +68,7 @@ TABLES = (
 BOXED = [row for name in TABLES for row in table(name)]
 RUNNING = [
     row
-    for name in ("text", "first", "second", "third", "fourth", "fifth", "blind")
+    for name in ("text", "first", "second", "third", "fourth", "fifth", "sixth", "blind")
     for row in table(f"running_{name}.txt")
 ]
 

@@ -42,7 +42,7 @@ from magicrl_verifiers.code.remote import MUTABLE, Unsupported
 from magicrl_verifiers.code.values import PLAIN_TYPES
 
 _COUNT, _DEFINED, _STARTED, _REFUSED = "__counted__", "__defined__", "__started__", "__refused__"
-_ASSERTED, _DROPPED = "__asserted__", "__dropped__"
+_ASSERTED, _PAIRED, _DROPPED = "__asserted__", "__paired__", "__dropped__"
 _MESSAGE, _FALSE_FAILS = "__message__", "__false_fails__"
 _NOT_IN_LAMBDA = (ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
 _SAME, _CLASS, _ASSIGN = "__same__", "__class_of__", "__assign__"
@@ -81,7 +81,9 @@ class Counting(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         self.generic_visit(node)
-        node.test = _call(_COUNT if self._raising else _ASSERTED, node.test)
+        # a tuple is always true: `assert (f(1) == 2, "message")`
+        paired = isinstance(node.test, ast.Tuple) and node.test.elts
+        node.test = _call(_PAIRED if paired else _COUNT if self._raising else _ASSERTED, node.test)
         # a mistake in the message shows only where the assertion fails, and must not excuse the program
         if node.msg is not None and not any(isinstance(one, _NOT_IN_LAMBDA) for one in ast.walk(node.msg)):
             none = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
@@ -238,6 +240,7 @@ class Ledger:
             _COUNT: self._count,
             _ASSERTED: self._assert,
             _DROPPED: self._drop,
+            _PAIRED: self._paired,
             _DEFINED: self._define,
             _STARTED: self._start,
             _REFUSED: refuse,
@@ -254,6 +257,11 @@ class Ledger:
         self._last_failed = True  # also if the truth of the value cannot be found out
         self._last_failed = not value
         return not self._last_failed
+
+    def _paired(self, value: tuple[Any, ...]) -> bool:
+        self.asserted += 1
+        self.dropped = self.dropped or not value[0]
+        return True
 
     def _drop(self) -> None:
         error = sys.exc_info()[1]

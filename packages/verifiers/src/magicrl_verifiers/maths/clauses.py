@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import product
 
 MATH = re.compile(
     r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>(?:\\\$|[^$\n]){1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
@@ -28,7 +29,7 @@ _LETTERS = r"(?:[^\W\d_]|[\u0300-\u036f\u0900-\u0dff\u0e00-\u0e7f])"
 _PIECE = re.compile(
     rf"(?P<formula>{MATH.pattern})|(?P<value>[(\[][^()\[\]A-Za-z]{{0,60}},[^()\[\]A-Za-z]{{0,60}}[)\]]|{LATEX.pattern}|"
     r"(?:\\?[$€£¥₹])?(?:\d+(?:[.,/:]\d+)*|\.\d+)(?P<nth>(?:st|nd|rd|th)(?![a-z]))?)|"
-    rf"(?P<word>{_LETTERS}+(?:['’-]{_LETTERS}+)*)|(?P<mark>[,;:()\[\]=–—，、；：（）]| - )",
+    rf"(?P<word>{_LETTERS}+(?:['’-]{_LETTERS}+)*)|(?P<mark>[,;:()\[\]=–—，、；：（）]| - |\\[A-Za-z]+)",
     re.DOTALL,
 )
 _NAME = re.compile(r"\$?([A-Za-z])(?:_\w)?\$?")
@@ -42,6 +43,13 @@ _VALUE: Roles = frozenset(("value",))
 _BREAK: Roles = frozenset(("break",))
 
 
+def _listed(text: str) -> Iterator[str]:
+    """Yield the phrases of a table: ``no [way|proof]`` is two of them."""
+    for phrase in text.split(","):
+        for words in product(*(part.split("|") for part in re.split(r"[\[\]]", phrase))):
+            yield " ".join("".join(words).split())
+
+
 def _tables() -> tuple[dict[str, Roles], dict[str, str], dict[str, list[list[str]]], re.Pattern[str]]:
     """Return roles of phrases, signs of relations, longer phrases by first word, and a pattern of unspaced phrases."""
     data = tomllib.loads(files("magicrl_verifiers.maths").joinpath("clauses.toml").read_text(encoding="utf-8"))
@@ -49,12 +57,12 @@ def _tables() -> tuple[dict[str, Roles], dict[str, str], dict[str, list[list[str
     relations: dict[str, str] = {}
     flat = {name: text for name, text in data.items() if isinstance(text, str)}
     for name, text in (flat | data["operation"] | data["other"]).items():
-        for phrase in text.replace("\n", " ").split(","):
-            roles[phrase.strip()].add(name)
+        for phrase in _listed(text):
+            roles[phrase].add(name)
     for sign, text in data["relation"].items():
-        for phrase in text.replace("\n", " ").split(","):
-            roles[phrase.strip()].add("relation")
-            relations[phrase.strip()] = sign
+        for phrase in _listed(text):
+            roles[phrase].add("relation")
+            relations[phrase] = sign
     roles.pop("", None)
     longer: dict[str, list[list[str]]] = defaultdict(list)
     for phrase in sorted(roles, key=lambda phrase: -phrase.count(" ")):
@@ -148,7 +156,7 @@ def read_clauses(sentence: str) -> tuple[str, str | None]:
 
 _JOINING = frozenset(("and", "or", "to", ",", "und", "et", "y", "e"))
 _OR = frozenset(("or", "oder", "ou", "o", "или"))
-_FAR = frozenset(("condition", "refused", "hedge", "instead", "deny"))
+_FAR = frozenset(("condition", "refused", "hedge", "instead", "deny", "nobody"))
 """Roles of words that affect a value across other words."""
 
 
@@ -298,7 +306,7 @@ class _Reader:
             # "the total if all are sold is 5" gives a value, "if all are 5" does not
             if sum(self._is(one, "is", "be") for one in range(condition, at)) < 2:
                 return DENIED
-        if "refused" in roles and "count" not in roles:
+        if ("refused" in roles and "count" not in roles) or (start < at and self._is(start, "nobody")):
             return DENIED
         if any(self._is_hedge(one) for one in range(start, at)):
             return DOUBTED
@@ -361,20 +369,19 @@ class _Reader:
                 words = {one.text for one in self._pieces[opened + 1 : at] if one.text[1:2].isalpha()}
                 aside = words - _FORMULA_WORDS and self._sentence[:start][-1:].isspace()
                 note = piece.text == "]" and self._sentence[:start][-1:] == "."  # a number of a footnote
-                if (aside or note) and any(one < opened for one in self._given()):
+                if aside and self._is(opened + 1, "value") and "condition" in self._roles(opened, at):
+                    self._mark((one for one in self._given() if one < at), DOUBTED)  # 7 (8 if 0 counts)
+                elif (aside or note) and any(one < opened for one in self._given()):
                     self._mark((one for one in self._values if opened < one < at), DENIED)
                     found.append((start, piece.end))
                 opened = -1
         return found
 
     def _reasons(self) -> None:
-        """Deny the values of reasons, circumstances and references if the sentence gives another one."""
+        """Deny numbers of references, and the values of reasons and circumstances if the sentence gives another one."""
         given = self._given()
-        within = [
-            at
-            for at in given
-            if self._is_in_reason(at) or (self._is(at - 1, "label") and len(self._text(at).strip("$()")) < 3)
-        ]
+        self._mark((at for at in given if self._is(at - 1, "label") and len(self._text(at).strip("$()")) < 3), DENIED)
+        within = [at for at in given if self._is_in_reason(at)]
         if any(at not in within and ("=" in self._text(at) or not self._is_term(at)) for at in given):
             self._mark(within, DENIED)
 

@@ -1,4 +1,4 @@
-"""The maths verifier (RECIPE section 8): answer part, extraction, comparison, Math-Verify.
+"""The maths verifier: answer part, extraction, comparison, Math-Verify.
 
     answer part after the reasoning -> last box -> string, rational, word, choice, structure -> Math-Verify
 
@@ -105,7 +105,7 @@ _FLOAT_TOLERANCE = 1e-5
 def parse_formula(latex: str) -> list[Any]:
     """Return the expressions that Math-Verify reads in ``latex``, taken as one answer.
 
-    The box around it keeps Math-Verify from choosing or changing a part (RECIPE section 8, step 4).
+    The box around it keeps Math-Verify from choosing or changing a part.
     """
     found = math_verify.parse(f"\\boxed{{{latex}}}", extraction_config=_WHOLE, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return [item for item in found if not isinstance(item, str)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from itertools import pairwise
 
 from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATEX, MATH, read_clauses
 from magicrl_verifiers.maths.literals import leading_number, part_of_one
@@ -22,7 +23,8 @@ _ANSWER = (
 _ANSWER_WORDS = r"(?:final\s+)?answers?|results?|solutions?|correct\s+(?:option|choice|letter)|" + "|".join(_ANSWER)
 _ANNOUNCING = ("answer", "result", "solution", "correct", *_ANSWER)
 _IS = (
-    r"\s*(?:\*\*)?\s*(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|是|為|为|は|은|는|هي|هو|है|to|jest|je|är|er|on|adalah|là)?"
+    r"\s*(?:\*\*)?\s*(?:(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|هي|"
+    r"هو|है|to|jest|je|är|er|on|adalah|là)(?![^\W\d_])|[是為为は은는])?"
     r"(?:\s*[:：=]|\s+therefore|\s+thus|\s+indeed)?\s*(?:\*\*)?\s*[:：]?\s*"
 )
 _ANCHOR = re.compile(rf"(?<![^\W_])(?:{_ANSWER_WORDS})(?![A-Za-z]){_IS}", re.IGNORECASE)
@@ -61,21 +63,42 @@ _WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp",
 _SENTENCE = re.compile(r"\s(?:(?<=[.!?].)|(?<=[.!?]\$.)|(?<=[.!?]\$\$.)|(?<=[.!?]\\\].))\s*|[。！？\n]+", re.DOTALL)
 _REASON = re.compile(r",? \b(?:since|because|as|whereas|while|given that)\b.*", re.DOTALL)
 _LISTED = re.compile(
-    r"\b(?:roots|solutions|zeros|zeroes|answers|values|numbers|possibilities)\b.*\bare\b", re.IGNORECASE
+    r"\b(?:roots|solutions|zeros|zeroes|answers|values|numbers|possibilities|lösungen|nullstellen|soluciones|raíces|racines|"
+    r"soluzioni|radici|soluções|raízes)\b.*\b(?:are|sind|son|sont|sono|são)\b",
+    re.IGNORECASE,
 )
-_CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
+_OR_WORDS = "or|oder|ou|o|или|lub|veya|atau|hoặc|eller|tai|或者?|または|또는|أو"
+_CONNECTED = re.compile(rf"\s*(?:,?\s*(?:and|und|et|y|e|и|和|と|{_OR_WORDS})|[,、，])\s*", re.IGNORECASE)
 _DENIED = re.compile(r"\s*(?:\*\*)?(?:not|never|neither)\b|n[o'’]t\b", re.IGNORECASE)
-_EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
+_EITHER = re.compile(rf"\s*,?\s*(?:{_OR_WORDS})\s*", re.IGNORECASE)
 _DASH_AS_MINUS = re.compile(r"(?:(?<=[A-Za-z:=(] )|(?<=[:=(]))–(?=\d)")
 _FOR_ALL = re.compile(r"\s*,?\s*for (?:all|any|every|each)\b[^$]*")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _MARKED = re.compile(f"[{DENIED}{DOUBTED}]")
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
 _CORRECTION = re.compile(
-    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|correction|on second thought|"
-    r"in fact|or\b|(?:but )?(?:this|that|it) (?:is|was) (?:wrong|incorrect|false|not))",
+    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|hmm+|correction|on second thought|"
+    r"in fact|or\b|rather\b|maybe\b|perhaps\b|possibly\b|alternatively|then again|edit\b|my (?:mistake|apolog)|"
+    r"apologies|i (?:was|made|forgot|missed|overlooked|mis[a-z]+)\b|"
+    r"another (?:possible )?(?:answer|possibility|option)|"
+    r"(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|"
+    r"(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|incorrect|false|not)|"
+    r"(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
     re.IGNORECASE,
 )
+_OBJECTION = re.compile(
+    r"(?:[.!?]\s|\n)\W*(?:(?:but|however|if)\b[^.!?\n]*\b(?:so|thus|hence|therefore|we get|it is|it's|answer is)\b|"
+    r"well,|let me (?:re|double|check)|(?:it|this|that|the \w+) should)",
+    re.IGNORECASE,
+)
+"""Later sentence that concludes another value: *But 0 counts too, so it is 6*."""
+_RIVAL = re.compile(
+    r"\s*(?:(?:\w+\s+){0,2}(?:and|or)|(?:parts?\s+)?in|[|→]|\.\.+|[,–-]\s*no,|"
+    r"(?:for|when|if|in|with)\b[^.]*(?:\b(?:and|else|or)|;))\s*",
+    re.IGNORECASE,
+)
+"""Text between an announced value and another one that makes it a part or a case: *7 in 9*, *7 for odd n and 8*."""
+_ITEMS = re.compile(r"(?:\A|(?<=[.!?:;])\s|\n)\s*\(?(?P<number>\d{1,2})[.)]\s+(?=\S)")
 _SAID_IN_WORDS = re.compile(
     r"\b(?:is|are|equals|get|gives|makes) (?P<value>[a-z]+(?:[ -][a-z]+){0,5})\W*\Z", re.IGNORECASE
 )
@@ -137,6 +160,9 @@ def final_answer(text: str, *, choice: bool) -> str | None:
     if choice:
         return " or ".join(dict.fromkeys(_choice(text))) or None
     text = _STRUCK.sub("", text) if "~~" in text else text
+    items = [int(item["number"]) for item in _ITEMS.finditer(text)]
+    if len(items) > 1 and items == list(range(1, len(items) + 1)):  # the numbers of a list are no values
+        text = _ITEMS.sub("\n", text)
     text = MATH.sub(_on_one_line, plain_mathematics(text))
     text = _DASH_AS_MINUS.sub("-", text) if "–" in text else text
     if "####" in text and (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
@@ -165,6 +191,10 @@ def _anchored(text: str) -> str | None:
         segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
         if correction := _CORRECTION.search(text, max(anchor.end() + len(segment) - 1, 0)):
             return _last_value(text[correction.start() :]) or ""
+        if (objection := _OBJECTION.search(text, max(anchor.end() + len(segment) - 1, 0))) and (
+            value := _last_value(text[objection.start() :])
+        ):
+            return value
         before = _SENTENCE.split(text[max(0, anchor.start() - _MAX_SEGMENT) : anchor.start()])[-1] + anchor[0]
         read, bound = read_clauses(before + segment)
         segment = read[-len(segment) :] if segment else ""
@@ -174,6 +204,8 @@ def _anchored(text: str) -> str | None:
             if not turn:
                 return anchor[0].split()[-1] + " not " + rest[: _MAX_SEGMENT // 10]  # a denial is no answer
         found = _first_value(segment) or bound
+        if found is not None and _has_rival(segment):
+            return ""
         if found is not None:
             return found
         if _MARKED.search(segment):
@@ -182,6 +214,17 @@ def _anchored(text: str) -> str | None:
         if plain and len(plain) <= 80:
             return plain
     return None
+
+
+def _has_rival(segment: str) -> bool:
+    """Return whether another number makes the announced one a part or a case of the answer: ``7 in 9``."""
+    values = list(_NUMBER.finditer(segment := segment.replace("$", " ")))
+    return any(
+        _RIVAL.fullmatch(segment, value.end(), other.start())
+        and not _CONNECTED.fullmatch(segment, value.end(), other.start())
+        and value[0].strip() != other[0].strip()
+        for value, other in pairwise(values)
+    )
 
 
 def _first_value(segment: str) -> str | None:
@@ -230,7 +273,7 @@ def _run(values: list[tuple[int, int, str]], segment: str) -> str:
         between = segment[end:start]
         if not _CONNECTED.fullmatch(between):
             break
-        chosen.append(("or " if "or" in between.lower() else ", ") + value)
+        chosen.append(("or " if _EITHER.fullmatch(between) else ", ") + value)
         end = stop
     return " ".join(chosen)
 

@@ -190,6 +190,7 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     # the words of a response may deny, hedge or give a second number; those of a reference answer do not
     if not trusted and (
         len(low) > _MAX_WORDS
+        or len(low) == len(low[0]) == 1  # 5k
         or low[0] in _OPERATIONS
         or any(word in _DOUBTS or word in _BOUNDS or amount((word,)) not in (None, 1) for word in low)
         or part_of_one(low[0], alone=len(low) == 1)
