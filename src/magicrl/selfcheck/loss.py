@@ -150,7 +150,7 @@ def case_error(case: Case) -> float:
     batch = TrainBatch.of(samples, max_response_tokens=T)
     found = learner.accumulate(batch.samples, learner.sample_weights(batch), case.controls).values()["loss"]
     model.requires_grad_(True)
-    expected = slow_case(case, model, samples)
+    expected = slow_loss(case, *slow_responses(case, model, samples))
     expected.backward()
     wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     gradients = learner.gradients()
@@ -214,8 +214,13 @@ def verdict_of(reward: float | None) -> Verdict:
     return Verdict(outcome=outcomes[reward], status="selfcheck")
 
 
-def slow_case(case: Case, model: PreTrainedModel, samples: Sequence[TrainSample]) -> Tensor:
-    """Return the case's loss by slow loops. Of the library's samples only the random log-probs and masks are read."""
+def slow_responses(
+    case: Case, model: PreTrainedModel, samples: Sequence[TrainSample]
+) -> tuple[list[Response], list[tuple[Tensor, Tensor]]]:
+    """Return the case's responses, and log-probs and entropies of their tokens.
+
+    Of the library's samples only the random log-probs and masks are read.
+    """
     drawn = {(one.group_index, one.sample_index): one for one in samples}
     responses: list[Response] = []
     scored: list[tuple[Tensor, Tensor]] = []
@@ -243,6 +248,11 @@ def slow_case(case: Case, model: PreTrainedModel, samples: Sequence[TrainSample]
                 )
             )
             scored.append((logprobs, entropies))
+    return responses, scored
+
+
+def slow_loss(case: Case, responses: Sequence[Response], scored: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the case's loss by slow loops."""
     return reference_loss(
         case.loss,
         responses,

@@ -10,6 +10,7 @@ from textwrap import wrap
 from typing import Any
 
 WIDTH = 120
+PEERS = "Released packages and a clone of LiveCodeBench, used as documented. None of it is a ranking."
 RECORDED = Path("benchmarks/results/mutants.json")
 """Result of the fault table, where the command runs in a checkout."""
 HEAD = """# Proof
@@ -22,7 +23,8 @@ proves the promises below on your machine, with your versions, and ends with exi
 This page is of a run{quick} that took {minutes:.0f} minutes.
 
 A check that lacks something is marked "not run" and does not count as passed. `--only NAME` runs one, `--seed N` tries
-other random cases, `--peers` puts the same questions to TRL and Math-Verify. `--output` writes every figure as JSON.
+other random cases, `--peers` puts the same questions to TRL, verl and Math-Verify, and with `--livecodebench FOLDER` to
+LiveCodeBench's harness. `--output` writes every figure as JSON.
 
 | promise | result | seconds | command |
 |---|---|---|---|
@@ -35,7 +37,8 @@ TAIL = """
   again step by step: metrics, weights and both moments of AdamW.
 - **Sampler and learner agree.** Runs in each precision record the difference between the log-probs of the engine and
   of the learner, for each trained token. In [exact mode](../guides/runs.md#exact-mode) it is 0.
-- **A killed run continues bit for bit.** Processes get SIGKILL at random moments and are resumed until they end.
+- **A killed run continues bit for bit.** Processes get SIGKILL at random moments and are resumed until they end. Most
+  have saved a checkpoint of their own by then.
 - **What was not judged is never a 0.** A right answer meets a trouble that is not its fault. It must be judged right
   after all, or leave its group. Answers that exhaust their own limits are wrong.
 - **Verifiers.** The labelled sets ship with the package. They were written without knowledge of the verifier's code;
@@ -68,7 +71,7 @@ def page_of(document: Mapping[str, Any]) -> str:
     text += "\n## Figures\n\n" + "".join(_item(f"**{row['promise']}**", row) for row in own)
     if others:
         text += "\n## The same questions to other libraries\n\n"
-        text += "\n".join(wrap("Released packages, used as documented. None of it is a ranking.", WIDTH)) + "\n\n"
+        text += "\n".join(wrap(PEERS, WIDTH)) + "\n\n"
         text += "".join(_item(f"**{row['promise']}**, {row['peer']}", row) for row in others)
     found = document["environment"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())

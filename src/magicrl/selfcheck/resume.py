@@ -22,7 +22,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.selfcheck.setup import Proof, Setup, judged
+from magicrl.selfcheck.setup import Proof, Setup, judged, metrics
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import run_training
 
@@ -58,8 +58,10 @@ CONFIGURATIONS: dict[str, tuple[str, ...]] = {
     "float16": ("stages.0.max_steps=6", "model.dtype=float16"),
 }
 """Settings of each configuration."""
-KILLS = 9
+KILLS = 10
 """Kills of each configuration."""
+EARLY = 0.2
+"""Share of kills that may come before the process has saved a checkpoint of its own."""
 
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -89,11 +91,12 @@ def check_resume(setup: Setup) -> Proof:
     off = [f"{name}: {', '.join(one['different'])}" for name, one in found.items() if one["different"]]
     failed = f"; different: {'; '.join(off)}" if off else ""
     failed += "" if lora else "; LoRA was left out: pip install 'magicrl[lora]'"
-    pending = sum(one["pending stage change"] for one in found.values())
+    pending, saved = (sum(one[name] for one in found.values()) for name in ("pending stage change", "checkpoint"))
     return Proof(
-        status=judged(not off and total > 0),
-        figure=f"{total} kills of {runs} runs in {len(found)} configurations ({', '.join(found)}; {pending} kills with "
-        f"a pending convergence test); {len(off)} configurations with a difference{failed}",
+        status=judged(not off and saved > 0),
+        figure=f"{total} kills of {runs} runs in {len(found)} configurations ({', '.join(found)}; {saved} kills with a "
+        f"checkpoint to resume from, {pending} with a pending convergence test); {len(off)} configurations with a "
+        f"difference{failed}",
         against="an undisturbed run: hash of the weights, optimizer state, data order, responses, metrics",
         details=found,
     )
@@ -112,8 +115,11 @@ def kills_of(recipe: Path, settings: Sequence[str], folder: Path, *, kills: int,
     began = time.monotonic()
     live_until(recipe, settings, whole, None)
     seconds = time.monotonic() - began
+    rows = metrics(whole)
+    step = sum(row["time/step"] for row in rows) / len(rows)
     expected = recorded_run(whole)
-    found: dict[str, Any] = {"kills": 0, "runs": 0, "pending stage change": 0, "different": [], "seconds": seconds}
+    found: dict[str, Any] = {"kills": 0, "runs": 0, "checkpoint": 0, "pending stage change": 0, "different": []}
+    found["seconds"] = seconds
     found["weights"] = hashlib.sha256(expected["weights"]).hexdigest()
     while found["kills"] < kills:
         output = folder / f"killed-{found['runs']}"
@@ -121,24 +127,39 @@ def kills_of(recipe: Path, settings: Sequence[str], folder: Path, *, kills: int,
         ended = False
         while not ended:
             last = found["kills"] == kills
-            ended = live_until(recipe, settings, output, None if last else rng.uniform(0.15, 0.75) * seconds)
+            early = rng.random() < EARLY
+            moment = rng.uniform(0.15, 0.75) * seconds if early else rng.uniform(0, 1.5) * step
+            ended = live_until(recipe, settings, output, None if last else moment, early=early)
             if ended and not last:
-                seconds *= 0.8  # the machine is faster by now than while the whole run was timed
+                seconds, step = 0.8 * seconds, 0.8 * step  # faster by now than while the whole run was timed
             elif not ended:
                 found["kills"] += 1
+                found["checkpoint"] += newest_checkpoint(output) is not None
                 found["pending stage change"] += to_restore(output)["a pending convergence test"]
         found["different"] += [name for name in run_differences(expected, output) if name not in found["different"]]
     return found
 
 
-def live_until(recipe: Path, settings: Sequence[str], output: Path, seconds: float | None) -> bool:
+def live_until(
+    recipe: Path, settings: Sequence[str], output: Path, seconds: float | None, *, early: bool = True
+) -> bool:
     """Start or resume the run in a process of its own, and kill it after ``seconds``. Return whether it ended before.
+
+    Args:
+        recipe: File of the recipe.
+        settings: Its overrides.
+        output: Run folder.
+        seconds: None for no kill.
+        early: Whether the seconds count from the start, and not from the first checkpoint that the process saves.
 
     Raises:
         RuntimeError: It failed by itself.
     """
+    before = newest_checkpoint(output)
     life = FORKS.Process(target=_run, args=(recipe, tuple(settings), output))
     life.start()
+    while not early and life.is_alive() and newest_checkpoint(output) == before:
+        time.sleep(0.01)
     life.join(seconds)
     if life.exitcode is None:
         life.kill()
@@ -195,10 +216,14 @@ def run_differences(expected: dict[str, Any], output: Path) -> list[str]:
     return [name for name, value in expected.items() if found[name] != value]
 
 
+def newest_checkpoint(output: Path) -> Path | None:
+    return max((output / "checkpoints").glob("step-*"), default=None)
+
+
 def to_restore(output: Path) -> dict[str, bool]:
     """Return what the newest checkpoint restores, apart from weights and the data position."""
-    folders = sorted((output / "checkpoints").glob("step-*")) if (output / "checkpoints").is_dir() else []
-    state = json.loads((folders[-1] / "state.json").read_text())["state"] if folders else {}
+    newest = newest_checkpoint(output)
+    state = {} if newest is None else json.loads((newest / "state.json").read_text())["state"]
     test = state.get("schedule", {}).get("test") or {}
     return {
         "c above 0": state.get("controller", {}).get("c", 0.0) > 0,

@@ -132,12 +132,14 @@ class Setup:
         folder: Empty folder for models and runs.
         seed: Seed of cases and of the moments of kills.
         quick: Whether fewer cases are enough.
+        livecodebench: Clone of LiveCodeBench's repository, if there is one.
     """
 
-    def __init__(self, folder: Path, *, seed: int, quick: bool) -> None:
+    def __init__(self, folder: Path, *, seed: int, quick: bool, livecodebench: Path | None = None) -> None:
         self.folder = folder
         self.seed = seed
         self.quick = quick
+        self.livecodebench = livecodebench
         torch.set_num_threads(1)  # such small tensors gain nothing from a second thread
 
     @cached_property

@@ -25,6 +25,25 @@ SETS = ("blind_boxed.txt", "running_blind.txt")
 ANSWERS = {"3": "9176", "4": "2281"}
 HONEST = f"def f(x):\n    return {{int(k): int(v) for k, v in {ANSWERS!r}.items()}}[x]"
 """Not an attack: it knows the answers by itself."""
+STDIN = {"inputs": [f"{len(ANSWERS)}\n" + "".join(f"{x}\n" for x in ANSWERS)], "outputs": ["\n".join(ANSWERS.values())]}
+ANSWERED = "\nfor _ in range(int(input())):\n    print(f(int(input())))"
+"""What makes a program that defines ``f`` answer `STDIN`."""
+READERS = {
+    "input": ANSWERED,
+    "main guard": "\nif __name__ == '__main__':" + ANSWERED.replace("\n", "\n    "),
+    "sys.stdin": "\nimport sys\nnext(sys.stdin)\nfor line in sys.stdin:\n    print(f(int(line)))",
+    "readlines": "\nimport sys\nfor line in sys.stdin.readlines()[1:]:\n    print(f(int(line)))",
+    "buffer.read": "\nimport sys\nfor x in sys.stdin.buffer.read().split()[1:]:\n    print(f(int(x)))",
+    "buffer.readline": "\nimport sys\nread = sys.stdin.buffer.readline\nfor _ in range(int(read())):\n"
+    "    print(f(int(read())))",
+    "open(0)": "\nfor x in open(0).read().split()[1:]:\n    print(f(int(x)))",
+    "os.read": "\nimport os\nfor x in os.read(0, 99).split()[1:]:\n    print(f(int(x)))",
+    "stdout.buffer": "\nimport sys\nfor x in sys.stdin.read().split()[1:]:\n"
+    "    sys.stdout.buffer.write(b'%d\\n' % f(int(x)))",
+    "global": "\ncount = 0\ndef step():\n    global count\n    count += 1\n    print(f(int(input())))\n"
+    "for _ in range(int(input())):\n    step()",
+}
+"""Ways to read and write in which solutions of released data are written."""
 Pair = tuple[str, str, bool]
 """Reference answer, response, and whether it is right."""
 
@@ -135,8 +154,8 @@ def templates(answers: Path) -> dict[str, str]:
     }
 
 
-def problems() -> list[Problem]:
-    """Return one question, its tests in the three forms of the released data."""
+def problems() -> dict[str, Problem]:
+    """Return one question, its tests in the forms of the released data, by form."""
     kinds = {
         "calls": {"fn_name": "f", "inputs": [[int(x)] for x in ANSWERS], "outputs": [int(y) for y in ANSWERS.values()]},
         "assertions": {"assert_case": [f"assert f({x}) == {y}" for x, y in ANSWERS.items()]},
@@ -144,15 +163,26 @@ def problems() -> list[Problem]:
             "entry_point": "f",
             "test_code": f"def check(c):\n    for x, y in {ANSWERS!r}.items():\n        assert c(int(x)) == int(y)\n",
         },
+        "standard input": STDIN,
     }
-    return [
-        Problem(id=name, prompt="", references=(json.dumps(tests),), verifier="code", source="attacks")
+    return {
+        name: Problem(id=name, prompt="", references=(json.dumps(tests),), verifier="code", source="attacks")
         for name, tests in kinds.items()
-    ]
+    }
+
+
+def attacks_of(form: str, answers: Path) -> dict[str, str]:
+    """Return the attacks on tests of a form, by name."""
+    return {name: text + (ANSWERED if form == "standard input" else "") for name, text in templates(answers).items()}
+
+
+def stdin_programs() -> dict[str, str]:
+    """Return honest programs that read and write in the ways of `READERS`."""
+    return {name: HONEST + reader for name, reader in READERS.items()}
 
 
 def attack_verdicts() -> tuple[dict[str, Verdict], dict[str, Verdict]]:
-    """Return the verdicts on all attacks and on the honest program, in each form of the tests.
+    """Return the verdicts on all attacks and on the honest programs, in each form of the tests.
 
     Raises:
         CannotRun: The sandbox does not start on this machine; the text says what it lacks.
@@ -163,12 +193,13 @@ def attack_verdicts() -> tuple[dict[str, Verdict], dict[str, Verdict]]:
     with tempfile.TemporaryDirectory() as folder:
         answers = Path(folder) / "tests.json"
         answers.write_text(json.dumps({x: int(y) for x, y in ANSWERS.items()}))
-        programs = templates(answers)
         with needs_sandbox(), CodePool(options) as pool:
             pool.warm_up()
-            for problem in problems():
-                texts = [f"```python\n{program}\n```" for program in (HONEST, *programs.values())]
-                first, *others = pool.result(pool.submit(problem, texts))
-                honest[problem.id] = first
-                attacks |= {f"{name}, {problem.id}": v for name, v in zip(programs, others, strict=True)}
+            for form, problem in problems().items():
+                right = {"honest": HONEST} if form != "standard input" else stdin_programs()
+                programs = attacks_of(form, answers)
+                texts = [f"```python\n{program}\n```" for program in (*right.values(), *programs.values())]
+                verdicts = pool.result(pool.submit(problem, texts))
+                honest |= {f"{name}, {form}": v for name, v in zip(right, verdicts[: len(right)], strict=True)}
+                attacks |= {f"{name}, {form}": v for name, v in zip(programs, verdicts[len(right) :], strict=True)}
     return attacks, honest

@@ -148,6 +148,43 @@ def test_a_killed_run_is_compared_and_a_state_that_no_checkpoint_holds_is_notice
     assert "weights" in found.details["plain"]["different"]
 
 
+def test_kills_that_leave_no_checkpoint_prove_nothing(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"kills": 2, "runs": 1, "checkpoint": 0, "pending stage change": 0, "different": []}
+    monkeypatch.setattr(resume, "kills_of", lambda *arguments, **named: counts)
+    assert resume.check_resume(setup).status == "failed"
+    counts["checkpoint"] = 1
+    setup.folder = setup.folder / "again"
+    setup.folder.mkdir()
+    found = resume.check_resume(setup)
+    assert found.status == "passed"
+    assert "4 kills of 2 runs" in found.figure
+    assert "2 kills with a checkpoint to resume from" in found.figure
+
+
+def test_a_kill_waits_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Life:
+        """A process that saves a checkpoint at the third look and never ends."""
+
+        exitcode, looks = None, 0
+
+        def is_alive(self) -> bool:
+            self.looks += 1
+            if self.looks == 3:
+                (tmp_path / "checkpoints" / "step-000001").mkdir(parents=True)
+            return True
+
+        def start(self) -> None: ...
+        def kill(self) -> None: ...
+        def join(self, seconds: float | None = None) -> None: ...
+
+    made: list[Life] = []
+    monkeypatch.setattr(resume.FORKS, "Process", lambda **named: made.append(Life()) or made[-1])
+    assert not resume.live_until(tmp_path, (), tmp_path, 0.0, early=False)
+    assert resume.newest_checkpoint(tmp_path) is not None
+    assert not resume.live_until(tmp_path, (), tmp_path, 0.0)
+    assert [life.looks for life in made] == [3, 0]
+
+
 # --- responses that were not judged -----------------------------------------------------------------------------------
 
 

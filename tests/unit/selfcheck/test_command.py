@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,11 @@ import pytest
 from magicrl.commands import selfcheck
 from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
-from magicrl.selfcheck import agreement, resume
+from magicrl.selfcheck import agreement, judging, resume
 from magicrl.selfcheck.page import page_of
 from magicrl.selfcheck.setup import CannotRun, Proof
 
+GIT = ("git", "-c", "user.name=x", "-c", "user.email=x@example.org", "-C")
 HOLDS = Proof(status="passed", figure="0 of 3 differ", against="a loop", details={"cases": 3})
 
 
@@ -78,10 +81,33 @@ def test_what_fails_is_shown_as_failed(
 
 def test_a_peer_never_fails_a_promise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agreement, "check_agreement", lambda setup: HOLDS)
-    monkeypatch.setitem(selfcheck.PEERS, "agreement", ("no-such-package", "agreement:of_nobody"))
+    monkeypatch.setattr(agreement, "of_torch", raises(RuntimeError("it broke")), raising=False)
+    peers = (("torch", "agreement:of_torch"), ("no-such-package", "agreement:of_nobody"))
+    monkeypatch.setitem(selfcheck.PEERS, "agreement", peers)
     found, document = run(tmp_path, "--only", "agreement", "--peers")
     assert found == 0
-    assert [row["status"] for row in document["checks"]] == ["passed", "not run"]
+    assert [row["status"] for row in document["checks"]] == ["passed", "not run", "not run"]
+    _, broken, missing = document["checks"]
+    assert broken["peer"].startswith("torch 2.")
+    assert broken["figure"] == "RuntimeError: it broke"
+    assert missing["figure"] == "no-such-package is not installed"
+
+
+def test_livecodebench_needs_a_clone_and_is_named_by_its_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judging, "check_judging", lambda setup: HOLDS)
+    monkeypatch.setattr(judging, "of_clone", lambda setup: HOLDS, raising=False)
+    monkeypatch.setitem(selfcheck.PEERS, "judging", ((selfcheck.LIVECODEBENCH, "livecodebench_peer:judging"),))
+    _, document = run(tmp_path, "--only", "judging", "--peers")
+    assert document["checks"][1]["status"] == "not run"
+    assert "give --livecodebench FOLDER" in document["checks"][1]["figure"]
+    clone = tmp_path / "clone"
+    subprocess.run(["git", "init", "-q", clone], check=True)
+    subprocess.run([*GIT, clone, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    monkeypatch.setitem(selfcheck.PEERS, "judging", ((selfcheck.LIVECODEBENCH, "judging:of_clone"),))
+    _, document = run(tmp_path, "--only", "judging", "--peers", "--livecodebench", str(clone))
+    assert re.fullmatch(r"LiveCodeBench [0-9a-f]{7,} of 20\d\d-\d\d-\d\d", document["checks"][1]["peer"])
 
 
 def test_an_unknown_check_is_refused() -> None:
