@@ -95,7 +95,9 @@ def collect(run: Path) -> dict[str, Any]:
     return {
         "name": run.name,
         "seed": config.run.seed,
-        "sources": [one.model_dump(exclude_defaults=True, exclude={"path"}, mode="json") for one in sources],
+        "sources": [
+            one.model_dump(exclude_defaults=True, exclude={"path", "verifier"}, mode="json") for one in sources
+        ],
         "status": record["status"],
         "curves": {key: [step.get(key) for step in steps] for key in CURVES if any(key in step for step in steps)},
         "cpu_seconds": round(sum(step["time/rollout_cpu"] + step["time/train_cpu"] for step in steps)),

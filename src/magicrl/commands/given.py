@@ -253,6 +253,8 @@ def in_python() -> Generator[None]:
                 text = text.replace(option, argument)
             # --set KEY=VALUE is an entry of ``settings`` in Python
             text = re.sub(r"--set ([\w.]+)=(\"[^\"]*\"|[^\s,;]+)", _as_setting, text)
+            # the columns of init are texts
+            text = re.sub(r"--(prompt|answer) '?([^\s',;]+(?: [^\s',;]+)*(?=')|[^\s',;]+)'?", r'\1="\2"', text)
             text = re.sub(r"--([a-z][a-z-]+)(?: (\d[\d.]*))?", _as_argument, text)
             error.args = (text + command + rest, *error.args[1:])
         raise

@@ -179,6 +179,8 @@ def setting_name(key: str) -> str:
         return _WORDS[key]
     if stage := _STAGE.fullmatch(key):
         return f"stage {int(stage.group(1)) + 1} {stage_setting_name(stage.group(2))}"
+    # a place in a list belongs to its name, counted as for stages: data.train.0.seed is train 1 seed
+    key = re.sub(r"\.(\d+)(?=\.)", lambda place: f" {int(place[1]) + 1}", key)
     *tables, words = key.replace("_", " ").split(".")
     return words if not tables or tables[-1] in words else f"{tables[-1]} {words}"
 

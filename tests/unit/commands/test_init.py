@@ -458,3 +458,9 @@ def test_columns_that_are_not_used_are_named(toy: Path, tmp_path: Path) -> None:
     status, shown = init(toy, path, tmp_path / "run.toml")
     assert status == 0
     assert re.search(r"not used +columns hint", shown)
+
+
+def test_the_remedy_for_columns_is_python_in_python(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("frage;antwort\n" + "1 + 1;2\n" * 20)
+    with pytest.raises(ValueError, match=r'hold: prompt="frage" answer="antwort"; else'):
+        magicrl.init("no-model", tmp_path / "mine.csv", progress=False)

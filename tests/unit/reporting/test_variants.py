@@ -100,6 +100,7 @@ def test_names_are_unique_even_where_the_settings_read_alike() -> None:
     [
         ("optimizer.learning_rate", "learning rate"),
         ("stages.1.max_tokens", "stage 2 T"),
+        ("data.train.0.seed", "train 1 seed"),
         ("stages.1.kl_coefficient", "stage 2 KL β"),
         ("stages.1.clip_low", "stage 2 clip low"),
         ("stages.0.transition.rule", "stage 1 transition rule"),
