@@ -428,7 +428,7 @@ def test_wrong_arguments_are_named_once_and_without_a_place_in_the_data(
         magicrl.init(toy, mine, reward="own.py:scor", progress=False)
     with pytest.raises(RecipeError, match=r"joined with ' \+ ', as 'a.py:f \+ b.py:g'$"):
         magicrl.init(toy, mine, reward="own.py:score,own.py:score", progress=False)
-    once = r"line 1: no field 'nosuch'. It has: [^:]*: --prompt COLUMN, or correct the row$"
+    once = r"line 1: no field 'nosuch'. It has: [^:]*: prompt=\"COLUMN\", or correct the row$"
     with pytest.raises(ValueError, match=once):
         magicrl.init(toy, mine, prompt="nosuch", progress=False)
     Path("folder").mkdir()
