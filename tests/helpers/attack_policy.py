@@ -112,7 +112,7 @@ def train(setting: Setting) -> dict[str, Any]:
         limits=Limits(cpu_seconds=setting.cpu_seconds, memory_mb=256, idle_seconds=0.3),
         sandbox=SandboxOptions(tier="A" if setting.opened else "auto", guards_off=off),
     )
-    asked = problems()
+    asked = [problem for form, problem in problems().items() if form != "standard input"]
     rewarded: dict[str, int] = {}
     course: list[float] = []
     not_judged = 0
