@@ -228,16 +228,15 @@ class Chaos:
         self._run.wait(lambda: cpu_of(processes(title)) > before + seconds, f"{what} to work")
         return processes(title)
 
-    def kill(self, title: str, what: str, when: str, work: float, counter: str) -> None:
-        """Kill one process of ``title`` after it has worked for a while, and wait until the run reports the loss."""
-        victim = self._rng.choice(self._busy(title, work, what))
-        self._lose(f"{what} (process {victim.pid})", when, victim.kill, counter)
+    def kill(self, title: str, what: str, when: str, work: float, counter: str, *, hangs_after: str = "") -> None:
+        """Kill one process of ``title`` after it has worked for a while, and wait until the run reports the loss.
 
-    def stop(self, title: str, what: str, when: str, busy: str, work: float, counter: str) -> None:
-        """Stop one process of ``title``, which then hangs, after those of ``busy`` have worked for a while."""
-        self._busy(busy, work, what)
+        With ``hangs_after`` it is stopped instead, after the processes of that title have worked for a while.
+        """
+        self._busy(hangs_after or title, work, what)
         victim = self._rng.choice(processes(title))
-        self._lose(f"{what} (process {victim.pid}, stopped)", when, victim.suspend, counter)
+        end, how = (victim.suspend, ", stopped") if hangs_after else (victim.kill, "")
+        self._lose(f"{what} (process {victim.pid}{how})", when, end, counter)
 
     def lose_a_node(self, work: float) -> None:
         """Kill a node with all its actors, and start another in its place once the run has reported the loss."""
@@ -367,10 +366,10 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
         chaos.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1])
         chaos.kill(JUDGE, "a verifier pool", "while it judges", 0.01, LOSSES[2])
         if case.placement:
-            chaos.stop(REPLICA, "a rollout replica", "while it generates", REPLICA, 0.2, LOSSES[0])
-            chaos.stop(REPLICA, "a rollout replica", "before a copy", RANK, 0.3, LOSSES[0])
-            chaos.stop(RANK, "a learner rank", "while it learns", RANK, 0.3, LOSSES[1])
-            chaos.stop(RANK, "a learner rank", "before a copy", REPLICA, 0.2, LOSSES[1])
+            chaos.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0], hangs_after=REPLICA)
+            chaos.kill(REPLICA, "a rollout replica", "before a copy", 0.3, LOSSES[0], hangs_after=RANK)
+            chaos.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1], hangs_after=RANK)
+            chaos.kill(RANK, "a learner rank", "before a copy", 0.2, LOSSES[1], hangs_after=REPLICA)
         chaos.lose_a_node(0.2)
         chaos.lose_the_head(0.2)
         run.wait(run.ended, "its end")

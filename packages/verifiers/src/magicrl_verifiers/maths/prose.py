@@ -189,11 +189,10 @@ def _anchored(text: str) -> str | None:
             continue
         rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
         segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
-        if correction := _CORRECTION.search(text, max(anchor.end() + len(segment) - 1, 0)):
+        behind = max(anchor.end() + len(segment) - 1, 0)
+        if correction := _CORRECTION.search(text, behind):
             return _last_value(text[correction.start() :]) or ""
-        if (objection := _OBJECTION.search(text, max(anchor.end() + len(segment) - 1, 0))) and (
-            value := _last_value(text[objection.start() :])
-        ):
+        if (objection := _OBJECTION.search(text, behind)) and (value := _last_value(text[objection.start() :])):
             return value
         before = _SENTENCE.split(text[max(0, anchor.start() - _MAX_SEGMENT) : anchor.start()])[-1] + anchor[0]
         read, bound = read_clauses(before + segment)
