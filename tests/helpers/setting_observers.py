@@ -537,7 +537,7 @@ class Observers:
     def _vllm_options(self, config: TrainConfig, on_gpu: bool) -> Seen:
         from magicrl.models.loading import load_shell
         from magicrl.models.prompts import PromptEncoder
-        from magicrl.rollout import vllm_engine
+        from magicrl.rollout import engines, vllm_engine
         from magicrl.rollout.engine_settings import EngineSettings
         from magicrl.training.assemble import make_training_engine
 
@@ -558,6 +558,8 @@ class Observers:
         with (
             patch("torch.cuda.is_available", lambda: on_gpu),
             patch.object(vllm_engine, "start_vllm", start),
+            # This check imports vLLM, which the fast tests do not need.
+            patch.object(engines, "check_engine_args", lambda vllm: None),  # pyright: ignore[reportUnknownLambdaType]
             patch.object(vllm_engine.VllmEngine, "__init__", make),
             contextlib.suppress(Handed),
         ):
