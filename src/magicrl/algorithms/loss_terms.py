@@ -155,7 +155,7 @@ def loss_terms(
         )
     )
     if not isinstance(surrogate, Surrogate) or any(part.shape != ratio.shape for part in surrogate):
-        got = f"shapes {[tuple(s.shape) for s in surrogate]}" if isinstance(surrogate, Surrogate) else type(surrogate)
+        got = [tuple(s.shape) for s in surrogate] if isinstance(surrogate, Surrogate) else type(surrogate).__name__
         raise ValueError(
             f"a surrogate must return Surrogate(values, clipped), two tensors of shape {tuple(ratio.shape)}; got {got}"
         )

@@ -19,7 +19,7 @@ from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, giv
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.wording import percent, visible
+from magicrl.reporting.wording import percent, print_prose, visible
 from magicrl_verifiers.progress import duration
 
 UNSOUND = 3
@@ -133,12 +133,12 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
         console.print(table, markup=False, soft_wrap=True)
         for finding in found["findings"]:
             console.print(f"{finding['severity']}: {finding['name'].replace('_', ' ')}", style="bold", markup=False)
-            console.print(f"  {visible(finding['message'])}\n  {visible(finding['remedy'])}", markup=False)
-        console.print(preflight_verdict(found), markup=False)
+            print_prose(console, f"  {visible(finding['message'])}\n  {visible(finding['remedy'])}")
+        print_prose(console, preflight_verdict(found))
         minutes = work.keywords.get("minutes", MINUTES)
         if found["seconds"] > 1.5 * 60 * minutes:
             took = f"the fewest answers and steps that say something took {duration(found['seconds'])}"
-            console.print(f"note: --minutes {minutes:g} is too short for this recipe: {took}", markup=False)
+            print_prose(console, f"note: --minutes {minutes:g} is too short for this recipe: {took}")
     if page is not None:
         written = write_preflight_page(found, page, "magicrl " + shlex.join(sys.argv[1:]))
         notes.print(f"page: {written}", markup=False, soft_wrap=True)

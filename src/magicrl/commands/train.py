@@ -27,6 +27,7 @@ from magicrl.config.paths import MODELS, is_unchanged
 from magicrl.config.schema import TrainConfig
 from magicrl.reporting.display import LiveDisplay
 from magicrl.reporting.scores import summary
+from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
 
@@ -77,7 +78,7 @@ def train(
     made = prepared(given, overrides, output_folder(output), resume=resume)
     if progress is True:
         minutes = minutes_needed(made.config, given, overrides)
-        Console(emoji=False, highlight=False).print(f"{made.config.run.name}: {minutes}results go to {made.folder}")
+        print_prose(Console(emoji=False), f"{made.config.run.name}: {minutes}results go to {made.folder}")
     with threads_kept():
         run_to_end(made, observed(made.config, progress))
     return load_run(made.folder)
@@ -139,7 +140,7 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
         return f"about {duration(60 * minutes * plan.hours / unchanged.hours)} from what init measured; "
     # the planner counts products, which are not what takes the time of a very small model
     time_needed = f"about {duration(plan.hours * 3600)}" if plan.hours >= 1 / 60 else "a minute or less"
-    training = f"{time_needed} for at most {steps} training steps"
+    training = f"{time_needed} for " + ("1 training step" if steps == 1 else f"at most {steps} training steps")
     return f"{training} as planned on two CPU cores, without evaluations; "
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.unit.reporting.conftest import HOSTILE
 from tests.unit.reporting.test_run_page import asks_for_nothing
 
-from magicrl.commands.preflight import preflight_figures, preflight_verdict, write_preflight_page
+from magicrl.commands.preflight import _present, preflight_figures, preflight_verdict, write_preflight_page
 
 SHARE = {"mean": 0.5, "low": 0.25, "high": 0.75}
 
@@ -56,3 +57,23 @@ def test_one_finding_that_stops_makes_the_recipe_unsound(found: dict[str, Any], 
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "answer: wrong (not equal)" in page
     assert "&lt;b&gt;37&lt;/b&gt;" in page
+
+
+@pytest.mark.parametrize("width", [60, 80, 160])
+def test_a_finding_is_broken_between_words(
+    width: int, found: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the captured output for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    message = "answers that the verifier cannot read " * 6
+    found["findings"] = [{"name": "limit", "severity": "warning", "message": message, "remedy": "raise max_tokens"}]
+
+    def measured(progress: object) -> dict[str, Any]:
+        return found
+
+    assert _present(functools.partial(measured)) == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = [line for line in lines if "verifier" in line or "answers that" in line]
+    assert max(map(len, said)) <= width
+    assert " ".join(" ".join(said).split()) == message.strip()
