@@ -152,10 +152,8 @@ _TIME = re.compile(r"\b(\d{1,2}):00\b")
 _HALF_DAY = re.compile(r"(?<=\d)(?: (?=[ap]\.? ?m\b)|(?=[ap]\.? ?m\b))([ap])\.? ?m\b\.?")
 _COMMON_DIVISOR = re.compile(r"\b(?:(?:greatest|highest|largest) common (?:divisor|factor)|hcf|gcf)(?=\b)")
 _COMMON_MULTIPLE = re.compile(r"\b(?:least|lowest|smallest) common multiple\b")
-_PRICE = re.compile(r"(\$\d+(?:\.\d+)?|\d (?:dollars|cents))(?: an?(?= [a-z])|/(?=[a-z]{2}))")
-_RATE = re.compile(
-    r"\b([a-z]{3,}|km|mi|(?<=\d )[ml])/(hour|second|minute|day|week|month|year|hr|min|sec|s|h)\b"
-)
+_PRICE = re.compile(r"(\$ ?\d+(?:\.\d+)?\$?|\d (?:dollars|cents))(?: an?(?= [a-z])|/(?=[a-z]{2}))")
+_RATE = re.compile(r"\b([a-z]{3,}|km|mi|(?<=\d )[ml])/(hour|second|minute|day|week|month|year|hr|min|sec|s|h)\b")
 _SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
 _WITH_IS = listed("he she it what that there who where")
 _STEMS = {"ca": "can", "can": "can", "won": "will"}
