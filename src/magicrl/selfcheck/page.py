@@ -36,7 +36,9 @@ TAIL = """
   gradients. The other side is a loop over responses and tokens, written from the papers. A small run is also computed
   again step by step: metrics, weights and both moments of AdamW.
 - **Sampler and learner agree.** Runs in each precision record the difference between the log-probs of the engine and
-  of the learner, for each trained token. In [exact mode](../guides/runs.md#exact-mode) it is 0.
+  of the learner, for each trained token. In [exact mode](../guides/runs.md#exact-mode) it is 0. TRL 1.16 cannot be
+  asked with vLLM on a CPU: its server mode requires CUDA for the copy of weights, and its colocate mode ends with an
+  AttributeError at the first copy, because vLLM 0.32's CPU build packs its weights.
 - **A killed run continues bit for bit.** Processes get SIGKILL at random moments and are resumed until they end. Most
   have saved a checkpoint of their own by then.
 - **What was not judged is never a 0.** A right answer meets a trouble that is not its fault. It must be judged right
