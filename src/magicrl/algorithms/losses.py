@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from magicrl.algorithms.token_weights import (  # custom parts import all of these from here
-    Correction,  # noqa: F401
-    CorrectionInputs,  # noqa: F401
+    Correction,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    CorrectionInputs,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     Need,
     Reducer,
-    ReducerInputs,  # noqa: F401
+    ReducerInputs,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     constant,
     global_tokens,
-    needs,  # noqa: F401
+    needs,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     needs_of,
     prompt_mean,
     response_mean,
