@@ -98,7 +98,7 @@ SAME = [
         "If 2 is a zero of $p$ and each one is real, find $p(3)$.",
         "If 2 is a root of $p$ and each is real, find $p(3)$.",
     ),
-    ("It costs $ 20/pound at 60 words/minute.", "It costs $20 per pound at 60 words per minute."),
+    ("It costs $ 20/pound for 60 words/minute.", "It costs $20 per pound for 60 words per minute."),
     ("Ann won 5 points. How many total points has Ann?", "Ann won 5 points. How many points has Ann in total?"),
     ("Find the greater of the 2 terms.", "Find the larger of the 2 terms."),
     ("He runs 3 miles, monday and tuesday.", "He runs 3 miles, on Mondays and Tuesdays."),
