@@ -48,6 +48,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 python_maximum_signature_line_length = 90
 smartquotes = False
+highlight_language = "text"  # unmarked blocks are commands; as Python, some of their words would be coloured
 nitpicky = False  # Markdown links are checked anyway; types of other packages have no page here
 
 
@@ -88,7 +89,7 @@ def toctree(pages: list[str], *options: str) -> str:
 
 
 def breakable(app: Sphinx, pagename: str, template: str, context: dict[str, Any], doctree: nodes.document) -> None:
-    """Let inline code break after the separators of long names only, so that a phone shows whole words."""
+    """Let code break after the separators of long names only, so that a phone shows whole words and options."""
 
     def marked(found: re.Match[str]) -> str:
         word = found[1]
@@ -96,7 +97,18 @@ def breakable(app: Sphinx, pagename: str, template: str, context: dict[str, Any]
             return f'<span class="pre">{parts}</span>'
         return f'<span class="pre whole">{word}</span>' if len(word) < 30 else found[0]
 
-    context["body"] = re.sub(r'<span class="pre">([^<>]+)</span>', marked, context.get("body", ""))
+    def with_whole_options(block: re.Match[str]) -> str:
+        # a browser breaks a line after each hyphen, so that --output would become "-" and "-output"
+        text = re.sub(r"(?<=[>\s])[^\s<>]*-[^\s<>]*(?=[<\s])", lambda word: _whole(word[0]), block[0])
+        # site.css uses these places on a phone only: a call without a space is longer than a line there
+        return re.sub(r"(<span class=\"(?:p|o)\">[^<]*[(\[.,]</span>)", r"\1<wbr>", text)
+
+    body = re.sub(r'<span class="pre">([^<>]+)</span>', marked, context.get("body", ""))
+    context["body"] = re.sub(r"<pre>.*?</pre>", with_whole_options, body, flags=re.DOTALL)
+
+
+def _whole(word: str) -> str:
+    return f'<span class="whole">{word}</span>' if len(word) < 34 else word
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -301,7 +301,7 @@ command = as_command(explain, _present)
 
 def _show_steps(found: dict[str, Any], console: Console) -> None:
     if not found["notable"]:
-        console.print(f"none of the {found['steps']} steps is notable; --step N repeats any of them", markup=False)
+        console.print(f"notable steps: none of {found['steps']}; --step N repeats any step", markup=False)
     for one in found["notable"]:
         console.print(f"step {one['step']}: {one['sign']}", style="bold", markup=False)
         count = one["step"] - one["from_checkpoint"]
@@ -488,7 +488,11 @@ def _token_bars(found: Mapping[str, Any]) -> list[FigureView]:
                 sums[text] = total + value, count + 1
     largest = sorted(sums.items(), key=lambda item: -abs(item[1][0]))[:MOST_BARS]
     bars: list[Bar] = [
-        (visible(text[:40]).replace("\n", "⏎").replace(" ", "␣"), abs(total), f"{total:+.2g}, {count} times")
+        (
+            visible(text[:40]).replace("\n", "⏎").replace(" ", "␣"),
+            abs(total),
+            f"{total:+.2g}, {'once' if count == 1 else f'{count} times'}",
+        )
         for text, (total, count) in largest
         if total
     ]

@@ -126,7 +126,7 @@ def init(
     _report(console, read, policy, encoder)
     best, speed, settings = _look(name, read, policy, encoder, console)
     text = _write(name, read, policy, encoder, best, speed, settings, place, minutes, console, keep=output is not None)
-    console.print(f"{time.perf_counter() - began:.0f} s", style="dim")
+    console.print(f"took {duration(time.perf_counter() - began)}", style="dim")
     return tomllib.loads(text)
 
 

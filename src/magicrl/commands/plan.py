@@ -357,7 +357,7 @@ def _print(facts: dict[str, Any], console: Console) -> None:
         say(f"{side}, GiB of {memory['budget']:.1f} per accelerator: {terms}")
     say(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
     console.print(_stage_table(facts, console.width))
-    say(TIMES)
+    say(f"{TIMES} batch: mean number of responses that an engine decodes together. h/1000: hours per 1000 steps.")
     bounds = ", ".join(_seconds(stage["flops_bound_seconds"]) for stage in facts["stages"])
     say(f"lower bound from FLOPs at the data sheet's peak: {bounds} s per step")
     calibration = facts["calibration"]

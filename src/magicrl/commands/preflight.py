@@ -248,7 +248,8 @@ def preflight_figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
     elif update is not None:
         shown.append(("KL of one step", "not measured: no group of these steps had unequal rewards"))
     text = " ".join(learnable["example"].split())
-    end = text if len(text) <= SAMPLE_END else f"… {text[-SAMPLE_END:]}"
+    last = text[-SAMPLE_END:]
+    end = text if text == last else f"… {last.partition(' ')[2] or last}"  # from a whole word on
     references = " or ".join(learnable["example_references"])
     against = f"; reference answer: {references}" if references else ""
     shown.append(("sample answer", f"{end!r}: {learnable['example_verdict']}{against}"))

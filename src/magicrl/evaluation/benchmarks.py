@@ -224,7 +224,9 @@ def _read_all(asked: BenchmarkSource, reading: Reading, window: Window) -> tuple
     offer = "--field {field}={column}"
     played = reading.environment is not None  # an environment reads further columns, and may need no answer
     verifier = reading.verifier or "maths"
-    reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=played, reference=not played)
+    # a reward may read every column, like an environment
+    extra = played or reading.verifier is not None
+    reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=extra, reference=not played)
     for read in (read for place in _places(asked) for read in read_problems(place, reader)):
         if isinstance(read, Rejected):
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)

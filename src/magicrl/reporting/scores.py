@@ -238,7 +238,8 @@ def summary(run: RecordedRun, width: int = 100) -> RenderableType:
         verdict = (visible(learning.title), style)
         parts.append(Text.assemble(("Did it learn? ", "bold"), verdict, f": {visible(learning.reason)}."))
         parts += [Text(f"  remedy: {visible(sentence)}", style="dim") for sentence in learning.advice]
-    parts.append(Text(f"{len(run.metrics)} training steps in {duration(run.training_seconds)} ({run.status})"))
+    steps = "1 training step" if len(run.metrics) == 1 else f"{len(run.metrics)} training steps"
+    parts.append(Text(f"{steps} in {duration(run.training_seconds)} ({run.status})"))
     for label, name in (("model", "model"), ("report", "report.html"), ("metrics", "metrics.jsonl")):
         path = run.path / name
         if path.exists():
@@ -321,10 +322,11 @@ def _rise_lines(comparison: Comparison) -> list[Text]:
 
 
 def _interval_words(interval: Interval | None, measure: Measure) -> str:
-    """Write ``45.7 (43.1–48.3)``, in per cent."""
+    """Write ``45.7 (43.1–48.3)``, in per cent; with "to" after a negative number, whose sign looks like the dash."""
     if interval is None:
         return "–"
-    return f"{measure.bare(interval.mean)} ({measure.bare(interval.low)}–{measure.bare(interval.high)})"
+    to = " to " if interval.low < 0 else "–"
+    return f"{measure.bare(interval.mean)} ({measure.bare(interval.low)}{to}{measure.bare(interval.high)})"
 
 
 def _change_words(change: Interval | None, measure: Measure) -> str:

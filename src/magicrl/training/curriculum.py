@@ -294,7 +294,7 @@ def held_out_test(
             max_tokens=max_tokens,
             # The same seed before and after, so that only the weights differ.
             seed=evaluation_seed(seed, f"test/{label}/{temperature}"),
-            progress=lambda i, n, t=temperature: progress(f"test {name} {label} at {t:g}", i, n),
+            progress=lambda i, n, t=temperature: progress(f"{label} {name} training, temperature {t:g}", i, n),
         )
         scores[str(float(temperature))] = score_document(score(groups, ks))
         for group in groups[:shown]:

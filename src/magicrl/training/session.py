@@ -574,8 +574,10 @@ class Session:
     def _report_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
         temperatures = document["temperatures"]
         measure = measure_of(rewards=[found.get("reward") for found in temperatures.values()])
-        scores = ", ".join(f"{found[measure.key]['mean']:.3f} at {float(tau):g}" for tau, found in temperatures.items())
-        self._event_once("evaluation", f"test {name} training, set {document['set']}: {measure.name} {scores}")
+        scores = ", ".join(
+            f"{found[measure.key]['mean']:.3f} at temperature {float(tau):g}" for tau, found in temperatures.items()
+        )
+        self._event_once("evaluation", f"{document['set']} {name} training: {measure.name} {scores}")
 
     def save(self) -> Path:
         """Write a checkpoint of the whole state, wait until it is complete, and return its folder."""

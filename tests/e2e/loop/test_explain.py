@@ -302,7 +302,7 @@ def test_the_command(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "&lt;end&gt;" in text
     assert "<end>" not in text
     assert explain(run) == 0
-    assert "none of the 5 steps is notable" in capsys.readouterr().out
+    assert "notable steps: none of 5; --step N repeats any step" in capsys.readouterr().out
     assert explain(run, json=True) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 5
     with pytest.raises(RecipeError, match="name one with --step"):

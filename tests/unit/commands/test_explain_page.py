@@ -63,4 +63,6 @@ def test_tokens_stay_text_and_are_as_dark_as_their_share(found: dict[str, Any], 
     assert asks_for_nothing(page).count("script") == 2
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "\x1b" not in page
+    assert "0.001, once<" in page
+    assert "+3, 3 times<" in page
     assert re.findall(r'<span class="(e\d)" title="norm \+1, log-prob [^"]+">!</span>', page) == ["e4"] * 3

@@ -40,6 +40,9 @@ def test_the_figures_are_those_of_the_labels(found: dict[str, Any]) -> None:
     assert figures["reward brief, weight 0.5"] == "mean 0.25, unequal in 75.0 % of the groups, 12.5 % not judged"
     assert figures["problems × responses"] == "8 × 4"
     assert figures["sample answer"].endswith(": wrong (not equal); reference answer: <b>37</b>")
+    for example, end in (("unbroken " + 78 * "x", "'… " + 78 * "x"), (90 * "x", "'… " + 80 * "x")):
+        found["learnable"]["example"] = example
+        assert dict(preflight_figures(found))["sample answer"].startswith(f"{end}':"), "from a whole word on"
 
 
 def test_one_finding_that_stops_makes_the_recipe_unsound(found: dict[str, Any], tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     settings = (tmp_path / "docs" / "guides" / "what-to-set.html").read_text()
     assert '<span class="pre">optimizer.<wbr>learning_<wbr>rate</span>' in settings
     assert '<span class="pre whole">group_size</span>' in settings
+    assert '<span class="whole">--output</span>' in first, "a browser would break the line after a hyphen"
     assert "pre { white-space: pre-wrap; overflow-wrap: normal; }" in (tmp_path / "_static" / "site.css").read_text()
     # an opened page loads nothing
     scripts = re.findall(r'<(?:script|img|iframe)[^>]* src="([^"]+)"', first)

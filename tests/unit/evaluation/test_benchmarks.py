@@ -115,10 +115,13 @@ def test_rows_that_cannot_be_used_are_set_aside_with_their_place(tmp_path: Path)
 
 
 def test_columns_template_limit_and_verifier_can_be_given(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "mine.jsonl", [{"q": f"{i}?", "a": str(i), "name": f"n{i}"} for i in range(5)])
+    rows = [{"q": f"{i}?", "a": str(i), "name": f"n{i}", "more": i} for i in range(5)]
+    file = write_lines(tmp_path / "mine.jsonl", rows)
     fields = {"prompt": "q", "answer": "a", "id": "name"}
     problems = load(str(file), fields=fields, template="Q: {prompt}", limit=3, verifier="exact")
     assert [(p.id, p.prompt, p.verifier) for p in problems] == [(f"n{i}", f"Q: {i}?", "exact") for i in range(3)]
+    assert {**problems[0].extra} == {"more": 0}, "a reward in TRL's form takes further columns by their names"
+    assert not load(str(file), fields=fields)[0].extra
     with pytest.raises(ValueError, match="must hold"):
         Reading(template="no place")
     with pytest.raises(ValueError, match="--field promt"):

@@ -279,7 +279,7 @@ def test_a_terminal_gets_a_panel_that_ends_cleanly(error: Exception | None) -> N
 def test_the_panel_fits_every_terminal_and_breaks_no_figure(width: int, encoding: str) -> None:
     shown, _, _ = display(stage_steps=(4000, 5000))
     shown.panel.step(metrics(1234, validation__accuracy__mean=0.5), 30.0)
-    shown.progress("test before held_out at 0.6", 4, 16000)
+    shown.progress("held_out before training, temperature 0.6", 4, 16000)
     raw = io.BytesIO()
     out = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
     Console(file=out, width=width).print(shown.panel)

@@ -105,6 +105,9 @@ def test_the_summary_of_a_run_without_tests_is_short(run_folder: Path) -> None:
     for path in (run_folder / "evaluations").glob("*"):
         path.unlink()
     assert printed(run_folder).startswith("40 training steps")
+    metrics = run_folder / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().splitlines(keepends=True)[0])
+    assert printed(run_folder).startswith("1 training step in ")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +144,7 @@ def test_the_terminal_tells_the_mean_reward_where_rewards_are_graded(run_folder:
     text = printed(run_folder)
     assert "test (mean reward, with 95 % intervals)" in text
     assert "1.25 (1–1.5)" in text
+    assert "−0.75 (−1 to −0.5)" in text, "a dash would look like a sign"
     assert "At temperature 1: 1.25, +2 (+1." in text
     assert "accuracy" not in text
     assert "…" not in printed(run_folder, 60), "nothing was cut off"
