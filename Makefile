@@ -1,4 +1,4 @@
-# The entry points of the project. `make quickstart` and `make test` need nothing but Python 3.11 or 3.12. The first
+# The entry points of the project. `make quickstart` and `make test` need nothing but Python 3.11 to 3.13. The first
 # installs what training needs (`setup`), the second what checks, tests and benchmarks need beside it (`setup-dev`).
 PYTHON ?= python3
 # Tests start hundreds of processes. Where Python may not keep compiled modules, each of them compiles torch and

@@ -7,7 +7,8 @@ The rows of `lookalikes.toml` and the functions below make copies and look-alike
 problem, which are put among the problems of their set. Rows and problems are split into two halves by hashes. The
 misses of both halves were read while the rules were made. The rows of `lookalikes_fresh.toml` are a third set, whose
 misses were not read. All rows are mechanical, and their authors knew the rules. The texts of `lookalikes_by_hand.toml`
-were edited one by one by another author, before the rules were read.
+were edited one by one by another author, before the rules were read; those of `lookalikes_unseen.toml` by authors who
+knew them.
 
 Dedup: recall is the share of copies that are dropped for their original. Precision: of the planted texts that are
 dropped, the share that are such copies. Decontamination: share of the copies of test problems that are dropped.
@@ -35,11 +36,10 @@ from magicrl.pipeline.dedup_step import find_duplicates
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import DecontaminationSettings, DedupSettings
 
-TABLES, FRESH_TABLES = (
-    tomllib.loads(Path(__file__).with_name(name).read_text(encoding="utf-8"))
-    for name in ("lookalikes.toml", "lookalikes_fresh.toml")
+TABLES, FRESH_TABLES, BY_HAND, UNSEEN = (
+    tomllib.loads(Path(__file__).with_name(f"lookalikes{name}.toml").read_text(encoding="utf-8"))
+    for name in ("", "_fresh", "_by_hand", "_unseen")
 )
-BY_HAND = tomllib.loads(Path(__file__).with_name("lookalikes_by_hand.toml").read_text(encoding="utf-8"))
 HAND_SETS = {
     "gsm8k": ("gsm8k/simple_gsm8k_train.jsonl", "problem"),
     "math": ("math_train/simple_math_train.jsonl", "problem"),
@@ -323,7 +323,7 @@ def figures(data: Path, half: str, most: int, each: int, misses: list[Any]) -> I
         yield name, {"dedup": dedup, "decontamination": decontamination_figures(base, tests, half, each // 4, misses)}
 
 
-def by_hand_figures(data: Path) -> dict[str, Any]:
+def by_hand_figures(data: Path, rows: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any]:
     """Return recall, precision and dropped copies of test problems for the texts that were edited by hand."""
     base: dict[str, str] = {}
     for name, (file, column) in HAND_SETS.items():
@@ -331,7 +331,7 @@ def by_hand_figures(data: Path) -> dict[str, Any]:
             base |= {f"{name}/{number}": json.loads(line)[column] for number, line in enumerate(lines)}
     plants: Planted = []
     for kind in ("copies", "look_alikes"):
-        for row in BY_HAND[kind]:
+        for row in rows[kind]:
             original = f"{row['set']}/{row['line']}"
             text = base[original]
             for old, new in row["change"]:
@@ -375,9 +375,11 @@ def main() -> None:
         given.misses.write_text(
             "".join(json.dumps(miss) + "\n" for miss in misses[given.half or "development"]), encoding="utf-8"
         )
-    by_hand = by_hand_figures(given.data)
-    write_figure(given.output, {"environment": environment_facts(), "each": given.each, "by_hand": by_hand} | told)
-    print("by hand", by_hand["recall"], by_hand["precision"], by_hand["decontamination_dropped"])
+    tables = {"by_hand": BY_HAND} | {f"unseen_{name}": rows for name, rows in UNSEEN.items()}
+    by_hand = {name: by_hand_figures(given.data, rows) for name, rows in tables.items()}
+    write_figure(given.output, {"environment": environment_facts(), "each": given.each} | by_hand | told)
+    for name, of in by_hand.items():
+        print(name, of["recall"], of["precision"], of["decontamination_dropped"])
     for half, sets in told.items():
         for name, of in sets.items():
             print(half, name, of["dedup"]["recall"], of["dedup"]["precision"], of["decontamination"]["dropped"])

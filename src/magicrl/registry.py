@@ -49,14 +49,14 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "reinforce_pp_baseline": "magicrl.algorithms.advantages:reinforce_pp_baseline",
         },
         "reducer": {
-            name: f"magicrl.algorithms.losses:{name}"
+            name: f"magicrl.algorithms.token_weights:{name}"
             for name in ("global_tokens", "response_mean", "prompt_mean", "sequence_sum", "constant")
         },
         "correction": {
-            "none": "magicrl.algorithms.losses:NONE",
-            "tis": "magicrl.algorithms.losses:TIS",
-            "mis": "magicrl.algorithms.losses:MIS",
-            "m2po": "magicrl.algorithms.losses:M2PO",
+            "none": "magicrl.algorithms.token_weights:NONE",
+            "tis": "magicrl.algorithms.token_weights:TIS",
+            "mis": "magicrl.algorithms.token_weights:MIS",
+            "m2po": "magicrl.algorithms.token_weights:M2PO",
         },
         "controller": {
             "none": "magicrl.algorithms.entropy:no_control",

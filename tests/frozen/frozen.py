@@ -200,12 +200,12 @@ def model(folder: Path) -> Path:
     return folder
 
 
-def keys_of(path: Path) -> str:
+def keys_of(path: Path) -> list[str]:
     """Return the columns of a table, or the keys of a JSON, JSON Lines or TOML file."""
     import pyarrow.parquet
 
     if path.suffix == ".parquet":
-        return " ".join(f"{field.name}:{field.type}" for field in pyarrow.parquet.read_schema(path))
+        return [f"{field.name}:{field.type}" for field in pyarrow.parquet.read_schema(path)]
     readers: dict[str, Callable[[str], Any]] = {
         ".json": json.loads,
         ".jsonl": lambda text: [json.loads(line) for line in text.splitlines()],
@@ -213,12 +213,11 @@ def keys_of(path: Path) -> str:
     }
     tree = readers[path.suffix](path.read_text(encoding="utf-8")) if path.suffix in readers else {}
     # ids of problems are replaced, since they vary
-    names_found = {re.sub(r"\[\d+\]", "[]", re.sub(r"(?<=sums-)\d+", "N", key)) for key, _ in leaves(tree)}
-    return " ".join(sorted(names_found))
+    return sorted({re.sub(r"\[\d+\]", "[]", re.sub(r"(?<=sums-)\d+", "N", key)) for key, _ in leaves(tree)})
 
 
 def run_rows() -> Rows:
-    """Return the files of a short run of the recipe ``tiny``, each with its keys or columns.
+    """Return the files of a short run of the recipe ``tiny``, and each key or column of a file as a row of its own.
 
     The files of the model folder have only names: transformers writes them.
     """
@@ -231,7 +230,8 @@ def run_rows() -> Rows:
         magicrl.train("tiny", settings=RUN | data, model=start, output=folder, progress=False)
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         found = [(path.relative_to(folder).as_posix(), path) for path in files]
-        return {name: "" if name.startswith("model/") else keys_of(path) for name, path in found}
+        keys = {name: [] if name.startswith("model/") else keys_of(path) for name, path in found}
+        return {row: "" for name, inside in keys.items() for row in (name, *(f"{name} {key}" for key in inside if key))}
 
 
 def evaluation_rows() -> Rows:
@@ -484,9 +484,10 @@ def read(name: str) -> Rows:
         return part.kept()
     rows: Rows = {}
     for path in sorted(RECORDS.glob(f"{name}/*.txt" if part.verdicts else f"{name}.txt")):
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
         if not part.verdicts:
-            return dict(line.split("\t") for line in lines)
+            return dict(line.split("\t") for line in text.replace("\n\t/ ", " / ").splitlines())
+        lines = text.splitlines()
         _, *kinds = lines[0].split()
         for number, *tokens in map(str.split, lines[1:]):
             for at, (kind, token) in enumerate(zip(kinds, tokens, strict=True)):
@@ -502,7 +503,7 @@ def write(name: str, rows: Rows) -> None:
         subprocess.run([sys.executable, str(TESTS / part.regenerator)], check=True)
     elif not part.verdicts:
         text = "".join(f"{key}\t{value}\n" for key, value in rows.items())
-        (RECORDS / f"{name}.txt").write_text(text, encoding="utf-8")
+        (RECORDS / f"{name}.txt").write_text(text.replace(" / ", "\n\t/ "), encoding="utf-8")  # a part per line
     else:
         shutil.rmtree(RECORDS / name, ignore_errors=True)
         (RECORDS / name).mkdir(parents=True)
@@ -542,7 +543,7 @@ def differences(name: str, before: Rows, after: Rows) -> list[str]:
             continue
         if not PARTS[name].verdicts:
             old, new = before.get(key, "(none)"), after.get(key, "(none)")
-            if len(old) > 200 and len(new) > 200:  # a list of keys, or a long text: show only the words that differ
+            if len(old) > 200 and len(new) > 200:  # a long text: show only the words that differ
                 words = [set(text.split()) for text in (old, new)]
                 old, new = (" ".join(sorted(one - other)) for one, other in (words, words[::-1]))
             lines.append(f"{key}: {old} -> {new}")

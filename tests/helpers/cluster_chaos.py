@@ -3,15 +3,17 @@
     python tests/helpers/cluster_chaos.py --output F                 # SmolLM2, a quarter of an hour
     python tests/helpers/cluster_chaos.py --model tiny --output F    # minutes, without vLLM: for `make test-slow`
     python tests/helpers/cluster_chaos.py --model tiny-direct --output F    # weights directly into vLLM, and hangs
+    python tests/helpers/cluster_chaos.py --model tiny-cut --output F    # a node loses its network; needs root
 
 Three Ray nodes are processes of this machine, all addresses on loopback: the head without CPUs for actors, and two
 workers. `magicrl train` runs there with the recipe of one machine and a ``[cluster]`` section: FSDP2 over two ranks on
 gloo, two replicas (for SmolLM2 of vLLM's CPU build), a verifier pool on every node. Processes are killed from outside
 with SIGKILL while a step is under way. With direct weight copies they are also stopped with SIGSTOP: a replica hangs
-while it generates and in a copy, a rank in an update and in a copy. Finally the run's own process and all of Ray die,
-Ray is started again, and `--resume` continues. The same recipe also runs undisturbed on one machine with one engine.
-Then every prompt is accounted for: draws without a gap, each sample of each draw once, the same prompts as on the
-single machine, every step recorded once.
+while it generates and in a copy, a rank in an update and in a copy. In ``tiny-cut`` the second worker has a network
+namespace of its own, as another machine, and only its network is lost: packets vanish without an error. Finally the
+run's own process and all of Ray die, Ray is started again, and `--resume` continues. The same recipe also runs
+undisturbed on one machine with one engine. Then every prompt is accounted for: draws without a gap, each sample of each
+draw once, the same prompts as on the single machine, every step recorded once.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,7 @@ class Case:
     cache_mb: int  # size of the engine's cache
     start: tuple[str, ...] = ()  # settings of the supervised start
     placement: tuple[str, ...] = ()  # further settings of the run on the cluster
+    apart: bool = False  # whether the second worker has a network of its own, and loses it
 
 
 NO_TESTS = (
@@ -66,6 +69,10 @@ NO_TESTS = (
     "evaluation.every=0",
     'entropy.estimator="sampled"',
 )  # also on the single machine, since vLLM reports no entropies
+DIRECT = (
+    'cluster.rollout.weight_copy="direct"',
+    *(f"cluster.timeouts.{wait}={HANG}" for wait in ("generate", "load_weights", "learner")),
+)
 CASES = {
     "tiny": Case(
         recipe="tiny.toml",
@@ -88,10 +95,7 @@ CASES = {
         engine="vllm",
         cache_mb=32,
         start=("model.tiny.heads=1",),  # vLLM's kernels on CPUs need heads of 32
-        placement=(
-            'cluster.rollout.weight_copy="direct"',
-            *(f"cluster.timeouts.{wait}={HANG}" for wait in ("generate", "load_weights", "learner")),
-        ),
+        placement=DIRECT,
     ),
     "smollm2": Case(
         recipe="smollm2.toml",
@@ -107,28 +111,76 @@ CASES = {
 }
 
 
+CASES["tiny-cut"] = replace(CASES["tiny-direct"], apart=True)
+
+
+class Cable:
+    """A virtual cable to a network namespace, which is cut by wrong addresses at both ends: packets vanish."""
+
+    here, there, space = "10.99.0.1", "10.99.0.2", "magicrl-chaos"
+
+    def __init__(self) -> None:
+        self.remove()
+        self._ip("netns", "add", self.space)
+        self._ip("link", "add", "chaos0", "type", "veth", "peer", "name", "chaos1", "netns", self.space)
+        for inside, device, address in ((), "chaos0", self.here), (("-n", self.space), "chaos1", self.there):
+            self._ip(*inside, "addr", "add", f"{address}/24", "dev", device)
+            self._ip(*inside, "link", "set", device, "up")
+        self._ip("-n", self.space, "link", "set", "lo", "up")
+
+    @staticmethod
+    def _ip(*arguments: str, check: bool = True) -> None:
+        subprocess.run(["ip", *arguments], check=check, stderr=None if check else subprocess.DEVNULL)
+
+    def cut(self) -> None:
+        nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+        self._ip("neigh", "replace", self.there, "dev", "chaos0", *nobody)
+        self._ip("-n", self.space, "neigh", "replace", self.here, "dev", "chaos1", *nobody)
+
+    def mend(self) -> None:
+        self._ip("neigh", "del", self.there, "dev", "chaos0")
+        self._ip("-n", self.space, "neigh", "del", self.here, "dev", "chaos1")
+
+    def remove(self) -> None:
+        self._ip("netns", "del", self.space, check=False)  # the cable goes with it
+
+
 class Nodes:
     """Three Ray nodes in processes of this machine."""
 
     def __init__(self, case: Case) -> None:
         self._case = case
+        self.cable = Cable() if case.apart else None
         self.start()
 
     def start(self) -> None:
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 0, "object_store_memory": self._case.store, "include_dashboard": False}
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        head: dict[str, Any] = {"num_cpus": 0, "object_store_memory": self._case.store, "include_dashboard": False}
+        self._own = {} if self.cable is None else {"node_ip_address": self.cable.here}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head | self._own)
         self._workers: list[Any] = []
-        for _ in range(2):
-            self.add()
+        self.add()
+        self.add_apart()
 
     @property
     def address(self) -> str:
         return str(self._cluster.address)
 
     def add(self) -> None:
-        self._workers.append(self._cluster.add_node(num_cpus=2, object_store_memory=self._case.store))
+        self._workers.append(self._cluster.add_node(num_cpus=2, object_store_memory=self._case.store, **self._own))
+
+    def add_apart(self) -> None:
+        """Add a node behind the cable, or one like the others where there is none."""
+        if self.cable is None:
+            self.add()
+            return
+        command = ["ip", "netns", "exec", self.cable.space, str(Path(sys.executable).with_name("ray")), "start"]
+        command += ["--address", self.address, "--node-ip-address", self.cable.there, "--num-cpus", "2"]
+        command += ["--object-store-memory", str(self._case.store), "--block"]
+        self._apart = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        while sum(node["Alive"] for node in self._cluster.global_state.node_table()) < 3:
+            time.sleep(1)
 
     def lose_one(self) -> None:
         """Kill the node's process, and with it its actors, without notice."""
@@ -136,6 +188,9 @@ class Nodes:
 
     def stop(self) -> None:
         self._cluster.shutdown()
+        if self.cable is not None:
+            self._apart.kill()
+            self.cable.remove()
 
 
 class Run:
@@ -228,6 +283,23 @@ class Chaos:
         self._run.wait(lambda: cpu_of(processes(title)) > before + seconds, f"{what} to work")
         return processes(title)
 
+    def all_losses(self, case: Case) -> None:
+        """Lose everything that this case loses, one after the other."""
+        if case.apart:
+            self.lose_the_network(REPLICA, "while replicas generate", 0.2)
+            self.lose_the_network(RANK, "while ranks learn", 0.3)
+            return
+        self.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0])
+        self.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1])
+        self.kill(JUDGE, "a verifier pool", "while it judges", 0.01, LOSSES[2])
+        if case.placement:
+            self.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0], hangs_after=REPLICA)
+            self.kill(REPLICA, "a rollout replica", "before a copy", 0.3, LOSSES[0], hangs_after=RANK)
+            self.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1], hangs_after=RANK)
+            self.kill(RANK, "a learner rank", "before a copy", 0.2, LOSSES[1], hangs_after=REPLICA)
+        self.lose_a_node(0.2)
+        self.lose_the_head(0.2)
+
     def kill(self, title: str, what: str, when: str, work: float, counter: str, *, hangs_after: str = "") -> None:
         """Kill one process of ``title`` after it has worked for a while, and wait until the run reports the loss.
 
@@ -243,6 +315,14 @@ class Chaos:
         self._busy(REPLICA, work, "a replica")
         self._lose("a node", "while replicas generate", self._cluster.lose_one, *LOSSES)
         self._cluster.add()
+
+    def lose_the_network(self, title: str, when: str, work: float) -> None:
+        """Cut a node off. Once the run has reported the loss, mend the cable and start the node again."""
+        assert self._cluster.cable is not None
+        self._busy(title, work, title)
+        self._lose("the network of a node", when, self._cluster.cable.cut, *LOSSES)
+        self._cluster.cable.mend()
+        self._cluster.add_apart()
 
     def _lose(self, what: str, when: str, end: Callable[[], None], *counters: str) -> None:
         before = self._losses(counters)
@@ -362,16 +442,7 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
         run.start()
         run.wait(lambda: run.steps >= 1, "the first step")
         chaos = Chaos(run, cluster, seed)
-        chaos.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0])
-        chaos.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1])
-        chaos.kill(JUDGE, "a verifier pool", "while it judges", 0.01, LOSSES[2])
-        if case.placement:
-            chaos.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0], hangs_after=REPLICA)
-            chaos.kill(REPLICA, "a rollout replica", "before a copy", 0.3, LOSSES[0], hangs_after=RANK)
-            chaos.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1], hangs_after=RANK)
-            chaos.kill(RANK, "a learner rank", "before a copy", 0.2, LOSSES[1], hangs_after=REPLICA)
-        chaos.lose_a_node(0.2)
-        chaos.lose_the_head(0.2)
+        chaos.all_losses(case)
         run.wait(run.ended, "its end")
         if run.process is None or run.process.returncode:
             raise SystemExit(f"the run on the cluster failed: {run.tail()}")

@@ -14,16 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.losses import (
-    MAX_LOG_RATIO,
-    NONE,
-    Correction,
-    CorrectionInputs,
-    LossRow,
-    Surrogate,
-    SurrogateInputs,
-    correction_weights,
-)
+from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs
+from magicrl.algorithms.token_weights import MAX_LOG_RATIO, NONE, Correction, CorrectionInputs, correction_weights
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

@@ -48,6 +48,7 @@ class Words(Section):
     symbols: dict[str, str]
     commands: dict[str, str]
     units: dict[str, str]
+    nouns: dict[str, WordSet]
     phrases: dict[str, str]
     spellings: dict[str, str]
     ordinals: str
@@ -151,10 +152,8 @@ _TIME = re.compile(r"\b(\d{1,2}):00\b")
 _HALF_DAY = re.compile(r"(?<=\d)(?: (?=[ap]\.? ?m\b)|(?=[ap]\.? ?m\b))([ap])\.? ?m\b\.?")
 _COMMON_DIVISOR = re.compile(r"\b(?:(?:greatest|highest|largest) common (?:divisor|factor)|hcf|gcf)(?=\b)")
 _COMMON_MULTIPLE = re.compile(r"\b(?:least|lowest|smallest) common multiple\b")
-_PRICE = re.compile(r"(\$\d+(?:\.\d+)?|\d (?:dollars|cents)) an?(?= [a-z])")
-_RATE = re.compile(
-    r"\b(miles|meters|feet|kilometers|liters|km|mi|(?<=\d )[ml])/(hour|second|minute|day|hr|min|sec|s|h)\b"
-)
+_PRICE = re.compile(r"(\$ ?\d+(?:\.\d+)?\$?|\d (?:dollars|cents))(?: an?(?= [a-z])|/(?=[a-z]{2}))")
+_RATE = re.compile(r"\b([a-z]{3,}|km|mi|(?<=\d )[ml])/(hour|second|minute|day|week|month|year|hr|min|sec|s|h)\b")
 _SHORT = {"'s": "is", "'re": "are", "'ll": "will", "'ve": "have", "'t": "not"}
 _WITH_IS = listed("he she it what that there who where")
 _STEMS = {"ca": "can", "can": "can", "won": "will"}
@@ -185,8 +184,8 @@ def tokens_of(text: str) -> list[str]:
     # thousands first, before commas are dropped as punctuation
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
-    if " a" in text:
-        text = _PRICE.sub(r"\1 per", text)
+    if " a" in text or "/" in text:
+        text = _PRICE.sub(r"\1 per ", text)
     if "\\" in text:
         text = ESCAPED.sub("\n", text)
     if "*" in text:
@@ -244,6 +243,8 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
         number = before[:1].isdigit()
         if token in _SCALES and number:
             found[-1] = _number(f"{Decimal(before) * _SCALES[token]:f}")
+        elif token in WORDS.nouns and _is_noun(tokens, place):
+            found.append(token)
         elif token in CARDINALS or token in _SCALES:
             value, done = _spoken(tokens, place)
             if token == "dozen" and before == "a":  # a dozen, half a dozen
@@ -272,6 +273,12 @@ def _spelled_out(tokens: Sequence[str]) -> list[str]:
         ):
             found.append(token)
     return found + list(tokens[done:])
+
+
+def _is_noun(tokens: Sequence[str], place: int) -> bool:
+    """Return whether a number word is a noun or a pronoun: *a zero of f*, *each one*, but not *the zero vector*."""
+    after = tokens[place + 1] if place + 1 < len(tokens) else ""
+    return place > 0 and tokens[place - 1] in WORDS.nouns[tokens[place]] and (not after.isalpha() or after in NEUTRAL)
 
 
 def _spoken(tokens: Sequence[str], place: int) -> tuple[int, int]:

@@ -107,7 +107,7 @@ def _shouted(text: str, tokens: Counter[str]) -> bool:
 
 def _names(text: str) -> set[str]:
     """Return the words that are names of people or places, as tokens."""
-    found = {name.lower() for name in _NAME.findall(text)} - _KNOWN
+    found = {name for name in map(str.lower, _NAME.findall(text)) if name not in _KNOWN and not poles_of(name)}
     return found - set(_LOWER.findall(text)) if found else found
 
 
@@ -196,7 +196,8 @@ def _say_different_things(a: list[str], b: list[str]) -> bool:
         only_a, only_b = (Counter({item: n for item, n in only.items() if item[0] != "@"}) for only in (only_a, only_b))
     if not only_a.keys() | only_b.keys() <= _FILLERS and not _is_reworded(a, b, only_a, only_b):
         return True
-    shared = dict(Counter(a).items() & Counter(b).items())
+    # what one text may leave out may also be elsewhere in it: *how many pens in total*, *how many total pens*
+    shared = dict(Counter(a).items() & Counter(b).items()).keys() - _FILLERS
     return _exchanged([item for item in a if item in shared], [item for item in b if item in shared])
 
 

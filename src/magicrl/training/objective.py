@@ -18,7 +18,8 @@ from torch import Tensor
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
 from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, LossOutputs, loss_terms
-from magicrl.algorithms.losses import NONE, Need, correction_of, loss_row, needs_of, reducer_of, response_weights
+from magicrl.algorithms.losses import loss_row
+from magicrl.algorithms.token_weights import NONE, Need, correction_of, needs_of, reducer_of, response_weights
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import AdamWConfig, ModelConfig, Section, TrainConfig

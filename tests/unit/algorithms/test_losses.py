@@ -20,25 +20,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, k3, loss_terms
-from magicrl.algorithms.losses import (
-    LOSSES,
+from magicrl.algorithms.losses import LOSSES, LossRow, Surrogate, binary_kl, binary_tv, loss_row, unclipped_ratio
+from magicrl.algorithms.token_weights import (
     M2PO,
     CorrectionInputs,
-    LossRow,
-    Surrogate,
-    binary_kl,
-    binary_tv,
     constant,
     correction_of,
     correction_weights,
     global_tokens,
-    loss_row,
     reducer_of,
     response_mean,
     response_weights,
     second_moment_mask,
     sequence_sum,
-    unclipped_ratio,
 )
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.step import with_policy_mask

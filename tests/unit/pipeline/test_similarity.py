@@ -93,6 +93,15 @@ SAME = [
     ("A pump fills 3 L/min for 1 h 20 min.", "A pump fills 3 liters per minute for 1 hour 20 minutes."),
     ("Let $a^{}_{}$ be the 3 roots of $x^2 + ax^{}_{}$.", "Let $a$ be the 3 roots of $x^2 + ax$."),
     ("Her neighbor was traveling 30 km.", "Her neighbour was travelling 30 kilometers."),
+    ("What is the greatest root of $x^2 - 3x$?", "What is the largest zero of $x^2 - 3x$?"),
+    (
+        "If 2 is a zero of $p$ and each one is real, find $p(3)$.",
+        "If 2 is a root of $p$ and each is real, find $p(3)$.",
+    ),
+    ("It costs $ 20/pound for 60 words/minute.", "It costs $20 per pound for 60 words per minute."),
+    ("Ann won 5 points. How many total points has Ann?", "Ann won 5 points. How many points has Ann in total?"),
+    ("Find the greater of the 2 terms.", "Find the larger of the 2 terms."),
+    ("He runs 3 miles, monday and tuesday.", "He runs 3 miles, on Mondays and Tuesdays."),
     (
         "THE TOTAL IS 30 MARBLES. IT'S 50% OF WHAT TOM HAS.",
         "The total is 30 marbels. It is 50 percent of what Tom has.",
@@ -129,6 +138,8 @@ DIFFERENT = [
     ("She buys 3 pens for $2 each.", "She buys 3 pens for $2."),
     ("She has 8 pens and gives 3 to him.", "She has 8 pens and gives 3 to him. She loses half of the rest."),
     ("They walked for the seventh time, 5 miles.", "They walked for the seventy time, 5 miles."),
+    ("What is the sum of the zero vector and $v$?", "What is the sum of the root vector and $v$?"),
+    ("Of his pens, zero of the 5 are red.", "Of his pens, roots of the 5 are red."),
     ("Let $r$ and $s$ be 2 roots. Find $s$.", "Let $r$ and $s$ be 2 roots. Find $r$."),
     ("Choose 6 of 14 players.", "Choose 6 of 14 players so that the tallest, the oldest and the fastest are in."),
 ]  # fmt: skip

@@ -270,6 +270,12 @@ def test_a_verdict_that_is_always_good_is_noticed(setup: Setup, monkeypatch: pyt
     assert "learned, not nothing_to_learn" in found.figure
 
 
+@pytest.mark.slow
+def test_every_set_up_has_the_verdict_that_was_known(tmp_path: Path) -> None:
+    found = learning.check_learning(Setup(tmp_path, seed=0, quick=False))
+    assert found.status == "passed", found.figure
+
+
 def test_own_precision_is_in_use() -> None:
     """Check that a float64 model has no float32 part, which would hide errors below 1e-7."""
     model = loss.tiny_model()
