@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from typing import Any
 
@@ -13,6 +14,8 @@ from magicrl_verifiers.code.suite import AssertCase, CallCase, parse_suite
 
 from .conftest import judge_of
 
+# From 3.12 on CPython limits calls through C, such as those of a cached function, by itself.
+CACHED = 20_000 if sys.version_info < (3, 12) else 400
 SUM = {"inputs": ["2 3\n", "7 8\n"], "outputs": ["5\n", "15\n"]}
 
 
@@ -43,7 +46,7 @@ def status(judge: CodeJudge, program: str, tests: dict[str, object]) -> str:
         "def main():\n    assert f(50000) == 50000\n    print(sum(map(int, input().split())))\n"
         "t = threading.Thread(target=main)\nt.start()\nt.join()",
         "from functools import lru_cache\nimport sys\nsys.setrecursionlimit(10**6)\n@lru_cache(None)\n"
-        "def f(n): return 0 if n == 0 else 1 + f(n - 1)\nassert f(20000) == 20000\n"
+        f"def f(n): return 0 if n == 0 else 1 + f(n - 1)\nassert f({CACHED}) == {CACHED}\n"
         "print(sum(map(int, input().split())))",
         "import threading, time\ndef late():\n    time.sleep(0.05)\n    print(sum(map(int, input().split())))\n"
         "threading.Thread(target=late).start()",
