@@ -38,6 +38,7 @@ CLAIMS = PAGE.with_name("claims.md")
 FIGURE = ROOT / "docs" / "figures" / "showcase.svg"
 CURVES = (
     "train/accuracy/mean",
+    "train/accuracy/standard_error",
     "groups/rejected/ratio",
     "entropy/exact/mean",
     "length/mean",
