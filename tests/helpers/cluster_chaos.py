@@ -109,8 +109,6 @@ CASES = {
         cache_mb=256,
     ),
 }
-
-
 CASES["tiny-cut"] = replace(CASES["tiny-direct"], apart=True)
 
 
@@ -179,7 +177,10 @@ class Nodes:
         command += ["--address", self.address, "--node-ip-address", self.cable.there, "--num-cpus", "2"]
         command += ["--object-store-memory", str(self._case.store), "--block"]
         self._apart = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+        end = time.monotonic() + 300
         while sum(node["Alive"] for node in self._cluster.global_state.node_table()) < 3:
+            if time.monotonic() > end or self._apart.poll() is not None:
+                raise SystemExit("the node in the network namespace did not join the cluster")
             time.sleep(1)
 
     def lose_one(self) -> None:
