@@ -162,7 +162,9 @@ def run(setup: Setup, tests: object, program: str, signals: Sequence[signal.Sign
 def _disturb(place: Path, signals: Sequence[signal.Signals]) -> None:
     """Send signals to the process whose number a program writes to ``place``."""
     end = time.monotonic() + PATIENCE
-    while not (place.exists() and place.read_text().endswith("\n")) and time.monotonic() < end:
+    while not (place.exists() and place.read_text().endswith("\n")):
+        if time.monotonic() > end:
+            return
         time.sleep(0.01)
     for number in signals:
         os.kill(int(place.read_text()), number)
