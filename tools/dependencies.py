@@ -32,6 +32,7 @@ WHY = {
     "rich": "tables and live displays",
     "tomli-w": "a run's config.toml",
     "math-verify": "LaTeX to expressions",
+    "antlr4-python3-runtime": "grammar of math-verify",
     "datasets": "data by hub name, saved data sets",
     "pyarrow": "rollouts and pipeline rows",
     "pandas": "data frames of magicrl.load_run",
