@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from magicrl.commands.options import field_docstrings
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
 from magicrl.config.schema import Section, SftConfig, TrainConfig
+from magicrl.registry import BUILTINS
 
 PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe", Reference: "name or reference"}
 ALIKE = ("[[data.validation]]", "[data.test.NAME]")
@@ -85,7 +86,10 @@ def docstrings(section: type[Section]) -> dict[str, str]:
     """Return the docstring of each setting, of the class itself or of one that it extends."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
-        found |= {name: text.replace("``", "`") for name, text in field_docstrings(base).items()}
+        for name, text in field_docstrings(base).items():
+            # the loss of supervised fine-tuning is none of a training run
+            names = ", ".join(f"`{one}`" for one in BUILTINS.get(name, ()) if one != "nll")
+            found[name] = text.replace("``", "`").replace("{names in registry.py}", names)
     return found
 
 
