@@ -28,7 +28,6 @@ from pydantic import Field, model_validator
 from magicrl.data.families import FamilyOptions, OptionValue, Split, read_options
 from magicrl.records import Problem
 
-Operator = Literal["+", "-", "*", "/"]
 Strategy = Literal["direct", "partial", "worked"]
 _REFERENCE = re.compile(r"s(\d+)")
 
