@@ -7,6 +7,9 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Checked before .venv is made, since a second `python -m venv` keeps the interpreter that is in it.
+CHECK_PYTHON := import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <= v <= (3, 13) else \
+  "magicrl needs Python 3.11 to 3.13, and $(PYTHON) is %d.%d. Name another: make $(MAKECMDGOALS) PYTHON=python3.13" % v)
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
@@ -15,6 +18,7 @@ TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml packages/verifiers/pyproject.toml constraints.txt
+	@$(PYTHON) -c '$(CHECK_PYTHON)'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --no-compile -c constraints.txt $(TORCH_INDEX) torch
 	$(PIP) install --no-compile -c constraints.txt -e packages/verifiers -e .

@@ -8,17 +8,13 @@ policy term. ``cap`` is ``algorithm.correction_cap``.
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from magicrl.algorithms.losses import CorrectionInputs, needs
+from magicrl.algorithms.losses import CorrectionInputs, mean_of_response, needs
 
 
 @needs("old_logprobs")  # the learner's log-probs from before the step's first update
 def of_responses(c: CorrectionInputs) -> Tensor:
     """Return min(cap, exp(mean of log pi_old - log pi_sampler over the loss tokens of the response))."""
     gaps = c.old_logprobs - c.sampler_logprobs  # 0 at tokens without loss
-    zeros = torch.zeros_like(gaps)
-    totals = zeros.index_add(0, c.sample_index, gaps)
-    lengths = zeros.index_add(0, c.sample_index, c.loss_mask.to(gaps.dtype))
-    return (totals / lengths.clamp(min=1)).exp().clamp(max=c.cap)[c.sample_index]
+    return mean_of_response(gaps, c.loss_mask, c.sample_index).exp().clamp(max=c.cap)

@@ -32,6 +32,7 @@ WHY = {
     "rich": "tables and live displays",
     "tomli-w": "a run's config.toml",
     "math-verify": "LaTeX to expressions",
+    "antlr4-python3-runtime": "grammar of math-verify",
     "datasets": "data by hub name, saved data sets",
     "pyarrow": "rollouts and pipeline rows",
     "pandas": "data frames of magicrl.load_run",
@@ -87,7 +88,9 @@ def licence(distribution: importlib.metadata.Distribution) -> str:
     told: Any = distribution.metadata
     classifiers = [c.rpartition(":: ")[2] for c in told.get_all("Classifier") or () if c.startswith("License ::")]
     words = [c for c in classifiers if c != "OSI Approved"]
-    stated = told["License-Expression"] or ", ".join(words) or (told["License"] or "").strip().partition("\n")[0]
+    # `get`, since a package that imports importlib_metadata replaces these objects by ones that raise KeyError
+    field = (told.get("License") or "").strip().partition("\n")[0]
+    stated = told.get("License-Expression") or ", ".join(words) or field
     return stated if stated and stated != "UNKNOWN" else READ.get(canonical(told["Name"]), "not stated")
 
 
@@ -133,7 +136,7 @@ def sbom(found: dict[str, importlib.metadata.Distribution]) -> dict[str, Any]:
     def component(key: str, one: importlib.metadata.Distribution) -> dict[str, Any]:
         purl = f"pkg:pypi/{key}@{one.version}"
         stated = licence(one)
-        spdx = one.metadata["License-Expression"] is not None
+        spdx = "License-Expression" in one.metadata
         told = {"expression": stated} if spdx else {"license": {"name": stated}}
         named = {"type": "library", "name": key, "version": one.version}
         return named | {"bom-ref": purl, "purl": purl, "licenses": [told]}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import textwrap
 from collections.abc import Iterator
@@ -14,8 +13,10 @@ import annotated_types
 from pydantic import AfterValidator, BaseModel
 from pydantic.fields import FieldInfo
 
+from magicrl.commands.options import field_docstrings
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
 from magicrl.config.schema import Section, SftConfig, TrainConfig
+from magicrl.registry import BUILTINS
 
 PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe", Reference: "name or reference"}
 ALIKE = ("[[data.validation]]", "[data.test.NAME]")
@@ -85,16 +86,10 @@ def docstrings(section: type[Section]) -> dict[str, str]:
     """Return the docstring of each setting, of the class itself or of one that it extends."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__[: section.__mro__.index(BaseModel)]):
-        tree = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
-        assert isinstance(tree, ast.ClassDef)
-        for before, after in zip(tree.body, tree.body[1:], strict=False):
-            if (
-                isinstance(before, ast.AnnAssign)
-                and isinstance(before.target, ast.Name)
-                and isinstance(after, ast.Expr)
-                and isinstance(after.value, ast.Constant)
-            ):
-                found[before.target.id] = " ".join(str(after.value.value).replace("``", "`").split())
+        for name, text in field_docstrings(base).items():
+            # the loss of supervised fine-tuning is none of a training run
+            names = ", ".join(f"`{one}`" for one in BUILTINS.get(name, ()) if one != "nll")
+            found[name] = text.replace("``", "`").replace("{names in registry.py}", names)
     return found
 
 

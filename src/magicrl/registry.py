@@ -19,25 +19,12 @@ from magicrl_verifiers import references
 from magicrl_verifiers.several import reward_names, reward_terms
 from magicrl_verifiers.table import VERIFIERS
 
+LOSS_NAMES = "magic dapo dr_grpo grpo gspo ppo pg cispo scalerl sapo ce_gppo aspo dppo dppo_kl nll"
+"""Built-in losses in the order of the documentation. Each is a row of `magicrl.algorithms.losses` in capitals."""
+
 BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "loss": {
-            "magic": "magicrl.algorithms.losses:MAGIC",
-            "dapo": "magicrl.algorithms.losses:DAPO",
-            "dr_grpo": "magicrl.algorithms.losses:DR_GRPO",
-            "grpo": "magicrl.algorithms.losses:GRPO",
-            "gspo": "magicrl.algorithms.losses:GSPO",
-            "ppo": "magicrl.algorithms.losses:PPO",
-            "pg": "magicrl.algorithms.losses:PG",
-            "cispo": "magicrl.algorithms.losses:CISPO",
-            "scalerl": "magicrl.algorithms.losses:SCALERL",
-            "sapo": "magicrl.algorithms.losses:SAPO",
-            "ce_gppo": "magicrl.algorithms.losses:CE_GPPO",
-            "aspo": "magicrl.algorithms.losses:ASPO",
-            "dppo": "magicrl.algorithms.losses:DPPO",
-            "dppo_kl": "magicrl.algorithms.losses:DPPO_KL",
-            "nll": "magicrl.algorithms.losses:NLL",
-        },
+        "loss": {name: f"magicrl.algorithms.losses:{name.upper()}" for name in LOSS_NAMES.split()},
         "advantage": {
             "group": "magicrl.algorithms.advantages:group_relative",
             "rloo": "magicrl.algorithms.advantages:leave_one_out",

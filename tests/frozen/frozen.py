@@ -363,7 +363,7 @@ def judged(kind: str, lines: Iterable[Judgement], *options: str, suffix: str = "
         for line in found.read_text(encoding="utf-8").splitlines():
             verdict = json.loads(line)
             status, correct = verdict["status"], verdict["correct"]
-            key, letter = verdict["id"] + suffix, LETTER_OF.get(status, "?")
+            key, letter = verdict["id"] + suffix, LETTER_OF.get(status, f"[{status}]")
             if kind == "code":
                 rows[key] = f"{letter}{verdict['passed']}/{verdict['total']}" + "!" * (correct != (status == "passed"))
             else:

@@ -62,6 +62,15 @@ def test_signatures_are_kept() -> None:
     assert signatures() == KEPT.read_text(), "meant? python tests/unit/test_api.py"
 
 
+def test_the_options_of_an_evaluation_are_documented() -> None:
+    described = (inspect.getdoc(magicrl.evaluate) or "").partition("Args:\n")[2].partition("\nRaises:")[0]
+    lines = re.findall(r"^    (\w+): (.+)$", described, flags=re.MULTILINE)
+    assert [name for name, _ in lines] == [*inspect.signature(magicrl.evaluate).parameters]
+    assert dict(lines)["limit"] == "Number of problems of each benchmark, from the first on."
+    with pytest.raises(TypeError, match="unexpected keyword argument 'limits'"):
+        magicrl.evaluate("model", "gsm8k", output="out", limits=3)  # pyright: ignore[reportCallIssue]
+
+
 def test_importing_magicrl_loads_nothing_else() -> None:
     program = "import sys, magicrl; print([n for n in sys.modules if n.startswith(('magicrl.', 'torch', 'pydantic'))])"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

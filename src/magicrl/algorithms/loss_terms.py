@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs
-from magicrl.algorithms.token_weights import MAX_LOG_RATIO, NONE, Correction, CorrectionInputs, correction_weights
+from magicrl.algorithms.token_weights import (
+    MAX_LOG_RATIO,
+    NONE,
+    Correction,
+    CorrectionInputs,
+    correction_weights,
+    mean_of_response,
+)
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -121,37 +128,24 @@ def loss_terms(
     log_ratio = (own.logprobs - own.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if row.ratio_level == "sequence":
         # The geometric mean over the response takes the place of each token's ratio.
-        # The mean over the loss tokens of each response. The number of tokens bounds that of responses: reading the
-        # exact number would synchronise with the device.
-        zeros, index = torch.zeros_like(log_ratio), inputs.sample_index
-        totals = zeros.index_add(0, index, torch.where(mask, log_ratio, 0.0))
-        counts = zeros.detach().index_add(0, index, mask.to(log_ratio.dtype))
-        log_ratio = (totals / counts.clamp(min=1))[index]
+        log_ratio = mean_of_response(log_ratio, mask, own.sample_index)
     ratio = log_ratio.exp()
     advantages = own.advantages.to(own.logprobs.dtype)
     if teacher and own.teacher_logprobs is not None:
         advantages = advantages + teacher * (own.teacher_logprobs - own.old_logprobs)
-    shared: dict[str, Any] = {name: getattr(own, name) for name in CorrectionInputs._fields if name != "cap"}
-    surrogate = row.surrogate(
-        SurrogateInputs(
-            ratio=ratio,
-            logprobs=own.logprobs,
-            advantages=advantages,
-            clip_low=clip_low,
-            clip_high=clip_high,
-            ref_logprobs=own.ref_logprobs,
-            entropy=own.entropy,
-            coefficients=coefficients,
-            statistics=statistics,
-            **shared,
-        )
-    )
+    given: dict[str, Any] = {field.name: getattr(own, field.name) for field in fields(own)} | {"advantages": advantages}
+    given |= {"clip_low": clip_low, "clip_high": clip_high, "cap": correction_cap, "ratio": ratio}
+    given |= {"coefficients": coefficients, "statistics": statistics}
+    # A surrogate and a correction get those of these inputs that their records name.
+    surrogate = row.surrogate(SurrogateInputs(**{name: given[name] for name in SurrogateInputs._fields}))
     if not isinstance(surrogate, Surrogate) or any(part.shape != ratio.shape for part in surrogate):
         got = [tuple(s.shape) for s in surrogate] if isinstance(surrogate, Surrogate) else type(surrogate).__name__
         raise ValueError(
             f"a surrogate must return Surrogate(values, clipped), two tensors of shape {tuple(ratio.shape)}; got {got}"
         )
-    corrected = correction_weights(correction, CorrectionInputs(cap=correction_cap, **shared))
+    corrected = correction_weights(
+        correction, CorrectionInputs(**{name: given[name] for name in CorrectionInputs._fields})
+    )
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
 
     # The correction applies only to the policy term. Tokens that it excludes stay in T_k and in the entropy and KL

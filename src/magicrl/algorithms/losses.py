@@ -26,6 +26,7 @@ from magicrl.algorithms.token_weights import (  # custom parts import all of the
     ReducerInputs,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     constant,
     global_tokens,
+    mean_of_response,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     needs,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     needs_of,
     prompt_mean,

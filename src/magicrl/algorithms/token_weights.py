@@ -165,6 +165,15 @@ def response_weights(
 # *behaviour* policy that sampled, per token (Hilton et al. 2021, arXiv 2110.00641; AReaL, arXiv 2505.24298).
 
 
+def mean_of_response(values: Tensor, loss_mask: Tensor, sample_index: Tensor) -> Tensor:
+    """Return for each token the mean of ``values`` over the loss tokens of its response, all ``[tokens]``."""
+    # The number of tokens bounds that of responses: reading the exact number would synchronise with the device.
+    zeros = torch.zeros_like(values)
+    totals = zeros.index_add(0, sample_index, torch.where(loss_mask, values, 0.0))
+    counts = zeros.detach().index_add(0, sample_index, loss_mask.to(values.dtype))
+    return (totals / counts.clamp(min=1))[sample_index]
+
+
 class CorrectionInputs(NamedTuple):
     """Inputs of a correction, ``[tokens]`` without gradient. ``cap`` is the recipe's ``correction_cap``."""
 

@@ -39,12 +39,13 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
     Raises:
         ValueError: As for the run itself.
     """
+    console = Console(emoji=False, highlight=False)
+    config = load_train_recipe(recipe, overrides)
+    # torch takes seconds to import, so the recipe is read first
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import run_training
     from magicrl.training.start_checks import check_peft
 
-    console = Console(emoji=False, highlight=False)
-    config = load_train_recipe(recipe, overrides)
     # before the minutes of the rehearsal: packages that the run itself needs
     make_trackers(config.logging.trackers)
     with placed_errors(recipe, overrides):

@@ -13,11 +13,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import KW_ONLY, asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 from cyclopts import Parameter
 from rich.console import Console
@@ -36,7 +35,7 @@ from magicrl.commands.given import (
     path_text,
     reward_reference,
 )
-from magicrl.commands.options import Flag, as_command
+from magicrl.commands.options import Flag, as_command, taking
 from magicrl.commands.run_folder import framed
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
@@ -69,6 +68,7 @@ Counts = str | Sequence[int]
 """Numbers, or a text of numbers separated by commas."""
 Pairs = Mapping[str, Any] | Sequence[str]
 """Names and values, or texts ``NAME=VALUE``."""
+Derived = TypeVar("Derived")
 
 
 class Evaluation:
@@ -130,112 +130,122 @@ class Evaluation:
         return framed(render_page(self.recorded.model, [], blocks, kind="evaluation"))
 
 
-@in_python()
-def evaluate(
-    model: PathText,
-    benchmarks: Benchmarks,
-    *,
-    output: PathText,
-    shard: str = "0/1",
-    preset: Literal["report", "released-code", "study"] | None = None,
-    samples: int | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    fresh_limits: Counts | None = None,
-    seed: int = 0,
-    keep_tokens: bool = False,
-    max_turns: int = 8,
-    max_observation_tokens: int = 256,
-    limit: int | None = None,
-    limit_seed: int | None = None,
-    template: str | None = None,
-    fields: Pairs | None = None,
-    reward: Reward | None = None,
-    environment: str | None = None,
-    window: str | None = None,
-    judge: Recipe | None = None,
-    reasoning: Reasoning | None = None,
-    extract: Extract | None = None,
-    time_limit: float = 10.0,
-    workers: int | None = None,
-    engine: str = "in_process",
-    engine_options: Pairs | None = None,
-    dtype: DType = "float32",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    max_rows: int = 32,
-    memory_limit_mb: int = 4096,
-    threads: int | None = None,
-    pass_at: Counts | None = None,
-    majority_at: Counts | None = None,
-    price_in: float | None = None,
-    price_out: float | None = None,
-    progress: bool | EvaluationObserver = True,
-) -> Evaluation:
-    """Evaluate a model on benchmarks: avg@k, pass@k, maj@k, length and truncation with intervals, resumable.
+@dataclass(frozen=True, slots=True)
+class EvaluationOptions:
+    """Arguments of `evaluate` and options of ``magicrl eval``: their types, defaults and help are here only."""
 
-    Args:
-        model: A model folder, or a hub name; with openai as the engine the name that the server knows it by.
-        benchmarks: NAME, NAME=FILE, FILE or reasoning_gym/TASK (repeatable); --list shows the names. In Python also a
-            dict of names to records, problems, a data frame or a function.
-        output: The evaluation's folder; the same call again continues where it stopped.
-        shard: I/N: only every N-th problem, beginning with the I-th (from 0). Shards share an output.
-        preset: report: Table 13's settings; released-code: the same at temperature 0.6; study: the ablations' metric.
-        samples: Samples per problem; default: the preset's, or 1.
-        temperature: Sampling temperature; default: the preset's, or 1. 0 is greedy.
-        max_tokens: The response limit; default: the preset's, or 4096.
-        fresh_limits: Sample again at each of these response limits, e.g. 1024,2048, in addition to the curve that is
-            computed by truncating one set.
-        seed: Seed of the sampling.
-        keep_tokens: Keep token ids and entropies with the samples.
-        max_turns: Turns of a response to an environment; a response that is not done then is truncated.
-        max_observation_tokens: Tokens of one reply of an environment; a longer one is truncated.
-        limit: Number of problems of each benchmark, from the first on.
-        limit_seed: Draw these at random with this seed instead.
-        template: Text around each prompt in place of the benchmark's; holds {prompt}.
-        fields: prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable).
-        reward: maths, exact, code or a custom reward (my_reward.py:score), in place of the benchmark's verifier.
-        environment: calculator, guessing or a custom one (game.py:Game), which answers each turn of a response.
-        window: FIRST..LAST day of problems that have one, e.g. 2024-08-01..2025-02-01; default: the benchmark's.
-        judge: A training recipe's file or name: the served model of its [verifier.judge] judges every response.
-        reasoning: How the answer is found, as in magicrl verify math; default: required if the chat template opens the
-            reasoning, else auto.
-        extract: box: only a boxed answer counts; lenient: another counts, too; default: the preset's, or lenient.
-        time_limit: CPU seconds of judging one response (one test, for code).
-        workers: Verifier processes; default: the cores this process may use.
-        engine: in_process, vllm (this machine), openai (any OpenAI-compatible server), or a custom file.py:function.
-        engine_options: NAME=VALUE of that engine, e.g. base_url=http://localhost:8000/v1 (repeatable).
-        dtype: Precision of the weights in memory.
-        device: Where the model runs.
-        max_rows: Sequences that decode at once.
-        memory_limit_mb: MiB of the key/value cache.
-        threads: Number of torch's threads; default: the cores this process may use.
-        pass_at: pass@k for these k, e.g. 1,4; default: powers of two.
-        majority_at: maj@k for these k; default: the largest power of two.
-        price_in: Price of a million prompt tokens, for the estimate and the account in results.json.
-        price_out: Price of a million response tokens.
-        progress: True for the usual display, False for none, or an observer.
+    model: PathText
+    """A model folder, or a hub name; with openai as the engine the name that the server knows it by."""
+    benchmarks: Benchmarks
+    """NAME, NAME=FILE, FILE or reasoning_gym/TASK (repeatable); --list shows the names. In Python also a dict of names
+    to records, problems, a data frame or a function."""
+    _: KW_ONLY
+    output: PathText
+    """The evaluation's folder; the same call again continues where it stopped."""
+    shard: str = "0/1"
+    """I/N: only every N-th problem, beginning with the I-th (from 0). Shards share an output."""
+    preset: Literal["report", "released-code", "study"] | None = None
+    """report: Table 13's settings; released-code: the same at temperature 0.6; study: the ablations' metric."""
+    samples: int | None = None
+    """Samples per problem; default: the preset's, or 1."""
+    temperature: float | None = None
+    """Sampling temperature; default: the preset's, or 1. 0 is greedy."""
+    max_tokens: int | None = None
+    """The response limit; default: the preset's, or 4096."""
+    fresh_limits: Counts | None = None
+    """Sample again at each of these response limits, e.g. 1024,2048, in addition to the curve that is computed by
+    truncating one set."""
+    seed: int = 0
+    """Seed of the sampling."""
+    keep_tokens: bool = False
+    """Keep token ids and entropies with the samples."""
+    max_turns: int = 8
+    """Turns of a response to an environment; a response that is not done then is truncated."""
+    max_observation_tokens: int = 256
+    """Tokens of one reply of an environment; a longer one is truncated."""
+    limit: int | None = None
+    """Number of problems of each benchmark, from the first on."""
+    limit_seed: int | None = None
+    """Draw these at random with this seed instead."""
+    template: str | None = None
+    """Text around each prompt in place of the benchmark's; holds {prompt}."""
+    fields: Pairs | None = None
+    """prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable)."""
+    reward: Reward | None = None
+    """maths, exact, code or a custom reward (my_reward.py:score), in place of the benchmark's verifier."""
+    environment: str | None = None
+    """calculator, guessing or a custom one (game.py:Game), which answers each turn of a response."""
+    window: str | None = None
+    """FIRST..LAST day of problems that have one, e.g. 2024-08-01..2025-02-01; default: the benchmark's."""
+    judge: Recipe | None = None
+    """A training recipe's file or name: the served model of its [verifier.judge] judges every response."""
+    reasoning: Reasoning | None = None
+    """How the answer is found, as in magicrl verify math; default: required if the chat template opens the reasoning,
+    else auto."""
+    extract: Extract | None = None
+    """box: only a boxed answer counts; lenient: another counts, too; default: the preset's, or lenient."""
+    time_limit: float = 10.0
+    """CPU seconds of judging one response (one test, for code)."""
+    workers: int | None = None
+    """Verifier processes; default: the cores this process may use."""
+    engine: str = "in_process"
+    """in_process, vllm (this machine), openai (any OpenAI-compatible server), or a custom file.py:function."""
+    engine_options: Pairs | None = None
+    """NAME=VALUE of that engine, e.g. base_url=http://localhost:8000/v1 (repeatable)."""
+    dtype: DType = "float32"
+    """Precision of the weights in memory."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs."""
+    max_rows: int = 32
+    """Sequences that decode at once."""
+    memory_limit_mb: int = 4096
+    """MiB of the key/value cache."""
+    threads: int | None = None
+    """Number of torch's threads; default: the cores this process may use."""
+    pass_at: Counts | None = None
+    """pass@k for these k, e.g. 1,4; default: powers of two."""
+    majority_at: Counts | None = None
+    """maj@k for these k; default: the largest power of two."""
+    price_in: float | None = None
+    """Price of a million prompt tokens, for the estimate and the account in results.json."""
+    price_out: float | None = None
+    """Price of a million response tokens."""
+    progress: bool | EvaluationObserver = True
+    """True for the usual display, False for none, or an observer."""
+
+
+@in_python()
+@taking(EvaluationOptions)
+def evaluate(given: EvaluationOptions) -> Evaluation:
+    """Evaluate a model on benchmarks: avg@k, pass@k, maj@k, length and truncation with intervals, resumable.
 
     Raises:
         ValueError: an argument is wrong, the model or a benchmark cannot be used, or ``output`` holds another job.
         KeyboardInterrupt: Stopped by the user; every finished sample is kept.
     """
-    given = SimpleNamespace(**locals())
-    _sample(
-        given,
-        EvalDisplay(Console(emoji=False, quiet=not progress)) if isinstance(progress, bool) else nullcontext(progress),
-    )
-    return Evaluation(read_evaluation_folder(Path(given.output)))
+    watcher = given.progress
+    if isinstance(watcher, bool):
+        _sample(given, EvalDisplay(Console(emoji=False, quiet=not watcher)))
+    else:
+        _sample(given, nullcontext(watcher))
+    return Evaluation(read_evaluation_folder(Path(path_text("output", given.output))))
 
 
-def arguments(**given: Any) -> SimpleNamespace:
-    """Return the arguments of `evaluate`: those given, and the defaults of the others (None if there is none)."""
-    parameters = inspect.signature(evaluate).parameters.values()
-    defaults = {one.name: None if one.default is one.empty else one.default for one in parameters}
-    return SimpleNamespace(**defaults | given)
+def arguments(**given: Any) -> EvaluationOptions:
+    """Return the options of a command, in which model, benchmarks and output may be missing: they are None then."""
+    missing: dict[str, Any] = dict.fromkeys(("model", "benchmarks", "output"))
+    return EvaluationOptions(**missing | given)
+
+
+def _derived(record: Callable[..., Derived], given: EvaluationOptions, **converted: Any) -> Derived:
+    """Return a record of settings: the given options of the same names, and over them those that were converted."""
+    names = inspect.signature(record).parameters
+    same = {name: value for name in names if (value := getattr(given, name, None)) is not None}
+    return record(**same | converted)
 
 
 def _sample(
-    given: SimpleNamespace, display: AbstractContextManager[EvaluationObserver], *, again: bool = False
+    given: EvaluationOptions, display: AbstractContextManager[EvaluationObserver], *, again: bool = False
 ) -> Path | None:
     """Sample and judge what is missing.
 
@@ -257,24 +267,19 @@ def _sample(
         return run_evaluation(found, given.engine, engine_settings, settings, output, watcher)
 
 
-def settings_of(given: SimpleNamespace, *, again: bool = False) -> EvaluationSettings:
+def settings_of(given: EvaluationOptions, *, again: bool = False) -> EvaluationSettings:
     """Return what is requested of the model: the preset's settings, and over them what is given."""
     from magicrl.evaluation.runner import EvaluationSettings
 
     if given.preset is not None and given.preset not in PRESETS:
         raise RecipeError(f"preset must be one of {', '.join(PRESETS)}, got {given.preset!r}")
     preset = None if given.preset is None else PRESETS[given.preset]
-    chosen: dict[str, Any] = {}
-    for name in ("temperature", "max_tokens", "extract"):
-        value = getattr(given, name)
-        if value is None and preset is not None:
-            value = getattr(preset, name)
-        chosen |= {} if value is None else {name: value}
-    same = ("samples", "seed", "reasoning", "time_limit", "max_turns", "max_observation_tokens", "keep_tokens")
-    return EvaluationSettings(
+    missing = [name for name in ("temperature", "max_tokens", "extract") if getattr(given, name) is None]
+    return _derived(
+        EvaluationSettings,
+        given,
         preset=preset,
-        **chosen,
-        **{name: getattr(given, name) for name in same},
+        **{name: getattr(preset, name) for name in missing if preset is not None},
         workers=given.workers or usable_cores(),
         judge=None if given.judge is None else load_train_recipe(given_recipe(given.judge)).verifier.needed_judge(),
         shard=parse_shard(given.shard),
@@ -283,7 +288,7 @@ def settings_of(given: SimpleNamespace, *, again: bool = False) -> EvaluationSet
     )
 
 
-def ask_of(given: SimpleNamespace) -> Ask:
+def ask_of(given: EvaluationOptions) -> Ask:
     """Return what is to be reported.
 
     Raises:
@@ -303,7 +308,7 @@ def ask_of(given: SimpleNamespace) -> Ask:
     )
 
 
-def reading_of(given: SimpleNamespace) -> Reading:
+def reading_of(given: EvaluationOptions) -> Reading:
     """Return how the benchmarks are read.
 
     Raises:
@@ -313,30 +318,24 @@ def reading_of(given: SimpleNamespace) -> Reading:
     reward = None if given.reward is None else registry.check("reward", reward_reference(given.reward))
     if given.environment is not None:
         registry.check("environment", given.environment)
-    return Reading(
-        limit=given.limit,
-        limit_seed=given.limit_seed,
-        template=given.template,
+    return _derived(
+        Reading,
+        given,
         fields=_pairs("--field", given.fields, "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN"),
         verifier=reward or (None if given.judge is None else "judge"),
-        environment=given.environment,
         window=None if given.window is None else parse_window(given.window),
     )
 
 
-def _engine_settings(given: SimpleNamespace) -> EngineSettings:
+def _engine_settings(given: EvaluationOptions) -> EngineSettings:
     from magicrl.rollout.engine_settings import EngineSettings
 
     try:
         registry.check("engine", given.engine)
     except ValueError as error:
         raise RecipeError(str(error), key="--engine") from None
-    same = ("dtype", "device", "max_rows", "memory_limit_mb", "threads")
-    return EngineSettings(
-        model=model_text(given.model),
-        options=parse_engine_options(given.engine, given.engine_options),
-        **{name: getattr(given, name) for name in same},
-    )
+    options = parse_engine_options(given.engine, given.engine_options)
+    return _derived(EngineSettings, given, model=model_text(given.model), options=options)
 
 
 def load_benchmarks(asked: Sequence[BenchmarkSource], reading: Reading) -> list[LoadedBenchmark]:
@@ -430,7 +429,7 @@ def _present(
         list_: Show the benchmarks.
     """
     console, given = Console(emoji=False), arguments(**work.keywords)
-    output = None if given.output is None else Path(given.output)
+    output = Path(given.output) if given.output else None
     if list_:
         show_benchmarks(console)
         return 0
@@ -456,7 +455,7 @@ def _present(
         if status == 0 and (output / RESULTS).exists():  # other shards may be missing
             _write_logs(output, inspect_logs, console)
         return status
-    if given.model is not None or given.engine == "openai":
+    if given.model or given.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
     sample = functools.partial(_sample_and_show, console=console, again=True)
     return evaluate_checkpoints(given, run, output, sample, console, follow=follow)
@@ -468,8 +467,8 @@ def _write_logs(output: Path, folder: Path | None, console: Console) -> None:
             say(console, f"Inspect log: {path}")
 
 
-def _sample_and_show(given: SimpleNamespace, console: Console, *, again: bool = False) -> int:
-    if given.model is None or not given.benchmarks:
+def _sample_and_show(given: EvaluationOptions, console: Console, *, again: bool = False) -> int:
+    if not (given.model and given.benchmarks):
         raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
     try:
         results = _sample(given, EvalDisplay(console), again=again)
@@ -481,7 +480,7 @@ def _sample_and_show(given: SimpleNamespace, console: Console, *, again: bool = 
     return 0
 
 
-def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
+def _names(benchmarks: Any, output: Path) -> list[str]:
     """Return the benchmarks to merge: those named, else every folder of the output that holds a job."""
     if benchmarks:
         return [parse_asked(text).name for text in benchmarks]
@@ -491,7 +490,7 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     return names
 
 
-def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
+def requested(given: EvaluationOptions, run: Path) -> Callable[[Path], list[str]]:
     """Return what the arguments say about every checkpoint of a run."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.evaluation.runner import requested_changes
@@ -523,10 +522,10 @@ def requested(given: SimpleNamespace, run: Path) -> Callable[[Path], list[str]]:
 
 
 def evaluate_checkpoints(
-    given: SimpleNamespace,
+    given: EvaluationOptions,
     run: Path,
     output: Path,
-    evaluate: Callable[[SimpleNamespace], int],
+    evaluate: Callable[[EvaluationOptions], int],
     console: Console,
     *,
     follow: bool,
@@ -580,7 +579,7 @@ def evaluate_checkpoints(
             continue  # the run has removed it meanwhile
         again = f", evaluated again: {'; '.join(changed)}" if changed else ""
         say(console, f"{checkpoint.name} of {run}{again}")
-        status = evaluate(SimpleNamespace(**vars(given) | {"model": str(model), "output": str(folder)}))
+        status = evaluate(replace(given, model=str(model), output=str(folder)))
         if status:
             return status
         shutil.rmtree(model)

@@ -435,7 +435,7 @@ def _write(
     # an invalid recipe must fail here, not when it is used
     load_train_recipe(output if keep else tomllib.loads(proposal.text))
     name = f"{output}: " if keep else "recipe: "
-    steps = f"about {proposal.steps} steps of {proposal.step_seconds:.0f} s"
+    steps = f"about {proposal.steps} steps of {duration(proposal.step_seconds)}"
     print_prose(console, f"{name}{steps}, {duration(proposal.seconds)} with the evaluations")
     return proposal.text
 

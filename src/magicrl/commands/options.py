@@ -6,11 +6,14 @@ that ``--help`` is instant.
 
 from __future__ import annotations
 
+import ast
 import functools
 import inspect
 import re
+import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 from cyclopts import Group, Parameter
 
@@ -18,6 +21,9 @@ Flag = Annotated[bool, Parameter(negative=())]
 _REPEATED = Parameter(negative=(), consume_multiple=False)
 Overrides = Annotated[list[str] | None, Parameter(name="--set"), _REPEATED]
 Several = Annotated[list[str] | None, _REPEATED]
+Parameters = ParamSpec("Parameters")
+Record = TypeVar("Record")
+Returned = TypeVar("Returned")
 
 _AS_TYPED: Mapping[str, Any] = {
     "Recipe": str,
@@ -29,6 +35,42 @@ _AS_TYPED: Mapping[str, Any] = {
     "bool": Flag,
 }
 """Types of the Python API that a terminal gives as text."""
+
+
+def taking(
+    record: Callable[Parameters, Record],
+) -> Callable[[Callable[[Record], Returned]], Callable[Parameters, Returned]]:
+    """Return a decorator for a function of one record, which gives it the record's fields as arguments.
+
+    The docstring of each field becomes its line in the function's ``Args``.
+    """
+
+    def decorated(function: Callable[[Record], Returned]) -> Callable[Parameters, Returned]:
+        @functools.wraps(function)
+        def called(*values: Parameters.args, **named: Parameters.kwargs) -> Returned:
+            return function(record(*values, **named))
+
+        # the function takes a record, which is not the signature that its callers see
+        del called.__wrapped__
+        returned = inspect.signature(function).return_annotation
+        called.__signature__ = inspect.signature(record).replace(return_annotation=returned)  # type: ignore[attr-defined]
+        described = "".join(f"    {name}: {text}\n" for name, text in field_docstrings(record).items())
+        about, raises, errors = inspect.cleandoc(function.__doc__ or "").partition("Raises:\n")
+        called.__doc__ = f"{about}Args:\n{described}\n{raises}{errors}"
+        return called
+
+    return decorated
+
+
+def field_docstrings(record: Any) -> dict[str, str]:
+    """Return the docstring below each field of a class, on one line."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(record))).body[0]
+    assert isinstance(tree, ast.ClassDef)
+    found: dict[str, str] = {}
+    for before, after in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(before, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found[ast.unparse(before.target)] = " ".join(str(after.value.value).split())
+    return found
 
 
 def as_command(
@@ -94,7 +136,8 @@ def _terminal_type(function: Callable[..., Any], annotation: str) -> Any:
     """Return the type that a parameter of ``function`` has in a terminal."""
     known = _AS_TYPED.get(annotation.removesuffix(" | None"))
     if known is None:
-        return eval(annotation, function.__globals__)  # the text of an annotation in our own source
+        # the text of an annotation in our own source; a function that a decorator made has other globals
+        return eval(annotation, vars(sys.modules[function.__module__]))
     return known | None if annotation.endswith("| None") else known
 
 

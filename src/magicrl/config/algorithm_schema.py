@@ -21,8 +21,7 @@ class AlgorithmConfig(Section):
     """Loss, advantages and sampling rules of a training step. The defaults are MAGIC (Eq. 3.1 of the report)."""
 
     loss: LossName = "magic"
-    """Policy loss: `magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `scalerl`, `sapo`, `ce_gppo`,
-    `aspo`, `dppo`, `dppo_kl`, or a custom one, `file.py:ROW` (docs/guides/custom-parts.md)."""
+    """Policy loss: {names in registry.py}, or a custom one, `file.py:ROW` (docs/guides/custom-parts.md)."""
     advantage: AdvantageName = "group"
     """Advantage estimator: `group` (reward minus the group's mean, divided by its standard deviation), `rloo`, `maxrl`,
     `pass_at_k`, `batch_std`, `gdpo` (for several rewards), `reinforce_pp`, `reinforce_pp_baseline`

@@ -98,7 +98,11 @@ def _instead(given: Path) -> str:
     names = shipped_recipes()
     ends = (name.rpartition("/")[2] for name in names)
     near = difflib.get_close_matches(given.name.removesuffix(".toml"), [*names, *ends], n=1)
-    return (f"did you mean {near[0]}? " if near else "") + f"Shipped (magicrl recipes): {', '.join(names)}"
+    if near:
+        return f"did you mean {near[0]}? Shipped (magicrl recipes): {', '.join(names)}"
+    if given.suffix == ".toml":
+        return "magicrl init writes a recipe, and magicrl recipes lists the shipped ones"
+    return f"shipped (magicrl recipes): {', '.join(names)}"
 
 
 DATA_FILES = (".jsonl", ".json", ".csv", ".parquet")

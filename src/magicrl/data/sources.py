@@ -13,10 +13,10 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, TypeAlias, cast, get_args
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.paths import is_hub_name
@@ -300,20 +300,9 @@ RECORDED_ROLLOUTS = 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoadedSource:
-    """Problems of a source.
-
-    Attributes:
-        problems: Problems in the order of the source, with unique ids.
-        set_aside: Place and reason of well-formed records that are not used: without an answer or usable tests, or left
-            out by ``difficulty_of``.
-        solutions: Worked solutions or programs of the source, by the problem's id.
-    """
-
-    problems: tuple[Problem, ...]
-    set_aside: tuple[tuple[str, str], ...] = ()
-    solutions: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+LoadedSource: TypeAlias = tuple[list[Problem], list[tuple[str, str]], dict[str, tuple[str, ...]]]
+"""Problems of a source in its order, with unique ids; place and reason of well-formed records that are not used
+(without an answer or usable tests, or left out by ``difficulty_of``); worked solutions or programs by problem id."""
 
 
 def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Problem]:
@@ -327,14 +316,14 @@ def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Pr
         RecipeError: The source is wrong: no such file or family, unknown options (names the key).
         ValueError: The content is wrong (names file, line or row, field and remedy).
     """
-    loaded = load_source(source, key=key)
+    problems, set_aside, _ = load_source(source, key=key)
     places: dict[str, list[str]] = {}
-    for where, reason in loaded.set_aside:
+    for where, reason in set_aside:
         places.setdefault(reason, []).append(where)
     for reason, found in places.items():
         text = "%s: %d records set aside: %s (the first: %s)"
         _log.warning(text, source.source or source.path or source.hub, len(found), reason, found[0])
-    return list(loaded.problems)
+    return problems
 
 
 def load_mixture(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[Problem]:
@@ -369,26 +358,27 @@ def held_out_keys(problems: Iterable[Problem], count: int) -> set[str]:
 
 
 def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSource:
-    """Return the problems of a source together with the records that were set aside. See `load_problems`."""
-    loaded = _generated(source) if source.family is not None else _recorded(source, key)
+    """Return the problems of a source, the records that were set aside, and worked solutions. See `load_problems`."""
+    problems, set_aside, solutions = (
+        (_generated(source), [], {}) if source.family is not None else _recorded(source, key)
+    )
     if source.label_noise:
         with _at("label_noise"):
-            if any(problem.verifier == GYM for problem in loaded.problems):
+            if any(problem.verifier == GYM for problem in problems):
                 raise ValueError(
                     f"the verifier {GYM} does not read the reference answers that this changes; set verifier = "
                     '"exact" too'
                 )
-            loaded = replace(loaded, problems=tuple(with_wrong_labels(loaded.problems, source.label_noise)))
+            problems = list(with_wrong_labels(problems, source.label_noise))
     if source.environment is not None:
-        given = tuple(replace(problem, environment=source.environment) for problem in loaded.problems)
-        loaded = replace(loaded, problems=given)
-    if source.template is None:
-        return loaded
-    template = Template(text=source.template)
-    return replace(loaded, problems=tuple(template.around(problem) for problem in loaded.problems))
+        problems = [replace(problem, environment=source.environment) for problem in problems]
+    if source.template is not None:
+        template = Template(text=source.template)
+        problems = [template.around(problem) for problem in problems]
+    return problems, set_aside, solutions
 
 
-def _generated(source: SourceConfig) -> LoadedSource:
+def _generated(source: SourceConfig) -> list[Problem]:
     assert source.family is not None, "the caller chose"
     assert source.count is not None, "the schema wants a family's count"
     # check the name first: an unknown option is reported only for a family that exists
@@ -403,7 +393,7 @@ def _generated(source: SourceConfig) -> LoadedSource:
         )
     if source.verifier is not None:
         problems = [replace(p, verifier=source.verifier) for p in problems]
-    return LoadedSource(problems=tuple(problems))
+    return problems
 
 
 @contextmanager
@@ -461,7 +451,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
         elif aside:
             why = f"all {len(aside)} records were set aside: {aside[0][1]}"
         raise ValueError(f"{name}: no problems; {why}")
-    return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside), solutions=solutions)
+    return list(problems.values()), aside, solutions
 
 
 def _against(problem: Problem, model: str | None) -> str | None:

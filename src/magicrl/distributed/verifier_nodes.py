@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import RayActorError
@@ -32,25 +32,17 @@ _LOST = 6
 _PAUSE = 0.05  # seconds: shorter pauses between two verdicts are not shown in the timeline
 
 
-class Judged(NamedTuple):
-    """A verdict, and when its node worked on it, in seconds of the node's clock."""
-
-    verdict: Verdict
-    began: float
-    ended: float
-
-
 class JudgeActor:
     """A node's verifier pool. Each call waits in a separate thread, so that a slow item delays no other."""
 
     def __init__(self, config: VerifierConfig) -> None:
         self._pool = config.pool()
 
-    def judge(self, problem: Problem, response: str) -> Judged:
-        """Return the verdict of one response."""
+    def judge(self, problem: Problem, response: str) -> tuple[Verdict, float, float]:
+        """Return the verdict of one response, and when work on it began and ended in seconds of the node's clock."""
         began = time.time()
         (verdict,) = self._pool.judge(problem, [response])
-        return Judged(verdict, began, time.time())
+        return verdict, began, time.time()
 
     def warm_up(self, verifiers: tuple[str, ...]) -> None:
         """Start the workers; raise ``RuntimeError`` if one does not start."""
@@ -81,11 +73,11 @@ class _Place:
         before, self.seen = self.seen, finished
         return finished > before
 
-    def took(self, judged: Judged) -> None:
+    def took(self, began: float, ended: float) -> None:
         """Count a result that was read."""
         self.judged += 1
         self.settled += 1
-        self.worked.append((judged.began, judged.ended))
+        self.worked.append((began, ended))
 
     def add_up(self) -> None:
         """Move the recorded work into ``busy`` and ``spans``."""
@@ -107,12 +99,8 @@ class _Item:
     verdict: Verdict | None = None
 
 
-@dataclass(kw_only=True)
-class NodeTicket:
-    """A submission: a problem and its responses, in order."""
-
-    problem: Problem
-    items: list[_Item] = field(default_factory=list[_Item])
+NodeTicket: TypeAlias = tuple[Problem, list[_Item]]
+"""A submission: a problem and its responses, in order."""
 
 
 class VerifierNodes:
@@ -141,11 +129,12 @@ class VerifierNodes:
             ValueError: the problem has no reference answer.
         """
         self._spec(problem.verifier).check_references(problem)
-        return NodeTicket(problem=problem, items=[self._ask(problem, response) for response in responses])
+        return problem, [self._ask(problem, response) for response in responses]
 
     def result(self, ticket: NodeTicket) -> tuple[Verdict, ...]:
         """Wait for the verdicts of a ticket; return them in the order of its responses."""
-        while waiting := [item for item in ticket.items if item.verdict is None]:
+        problem, items = ticket
+        while waiting := [item for item in items if item.verdict is None]:
             calls = [item.call for item in waiting]
             done, _ = ray.wait(calls, num_returns=1, timeout=self._timeouts.judge)
             silent: list[_Place] = []
@@ -157,22 +146,21 @@ class VerifierNodes:
                 if item.call in done:
                     try:
                         what = f"a verdict of node {item.place.node.name}"
-                        judged: Judged = waited_for(item.call, self._timeouts.judge, what)
-                        item.verdict = judged.verdict
+                        item.verdict, *times = waited_for(item.call, self._timeouts.judge, what)
                         item.place.calls.remove(item.call)
-                        item.place.took(judged)
+                        item.place.took(*times)
                     except (RayActorError, ClusterError) as error:
                         self._lose(item.place)
                         item.lost += 1
-                        self._give_up(ticket.problem, item, str(error).strip().splitlines()[0])
+                        self._give_up(problem, item, str(error).strip().splitlines()[0])
                 elif item.place in silent:
                     item.late += 1
-                    self._give_up(ticket.problem, item, f"no verdict within {self._timeouts.judge:g} s")
-        return tuple(item.verdict for item in ticket.items if item.verdict is not None)
+                    self._give_up(problem, item, f"no verdict within {self._timeouts.judge:g} s")
+        return tuple(item.verdict for item in items if item.verdict is not None)
 
     def ready(self, ticket: NodeTicket) -> bool:
         """Return whether every verdict has come (or its actor was lost, which `result` handles)."""
-        calls = [item.call for item in ticket.items if item.verdict is None]
+        calls = [item.call for item in ticket[1] if item.verdict is None]
         return not calls or len(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) == len(calls)
 
     def warm_up(self, verifiers: Iterable[str] = ("maths",)) -> None:

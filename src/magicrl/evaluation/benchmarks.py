@@ -123,6 +123,10 @@ class Reading:
             raise ValueError("--limit-seed: give a whole number from 0, and with --limit how many problems to draw")
 
 
+FILTERS = ("limit", "limit_seed")
+"""Fields of `Reading` that leave out problems. They are in the record of a job and compared between evaluations."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedBenchmark:
     """The problems of a benchmark, and their source."""
@@ -204,8 +208,7 @@ def load_benchmark(asked: BenchmarkSource, reading: Reading) -> LoadedBenchmark:
             **{name: getattr(from_hub, name, None) for name in ("subset", "split", "revision")},
             "licence": known.licence if known is not None else None,
             "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
-            "limit": reading.limit,
-            "limit_seed": reading.limit_seed,
+            **{name: getattr(reading, name) for name in FILTERS},
             "template_given": reading.template is not None,
             "template": reading.template or sorted({read.template for read in found}),
         },

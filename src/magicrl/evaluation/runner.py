@@ -14,7 +14,7 @@ from magicrl.config.schema import EnvironmentConfig
 from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.data.sources import problems_fingerprint
 from magicrl.environments.base import environment_spec
-from magicrl.evaluation.benchmarks import LoadedBenchmark
+from magicrl.evaluation.benchmarks import FILTERS, LoadedBenchmark
 from magicrl.evaluation.comparison import read_benchmarks
 from magicrl.evaluation.engines import OpenedEngine, open_engine
 from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
@@ -36,7 +36,7 @@ PILOT_SAMPLES = 32
 """Most samples of a pilot, which runs if at least four times as many are missing."""
 _ENGINE = ("engine", "engine_sha256", "dtype", "head_dtype")
 """Facts of an engine that are known before it has loaded a model."""
-_READING = ("source", "window", "limit", "limit_seed", "template")
+_READING = ("source", "window", *FILTERS, "template")
 """Facts of a benchmark that decide its problems. A reader learns nothing from a checksum of the problems."""
 _NOT_DECISIVE: dict[str, Any] = dict.fromkeys(
     ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache"), True

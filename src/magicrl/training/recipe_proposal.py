@@ -34,6 +34,7 @@ from magicrl.training.objective import LearnerSettings
 from magicrl.training.preflight import divergence
 from magicrl.training.protocols import Controls
 from magicrl.training.sft import supervised_sample
+from magicrl_verifiers.progress import duration
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.secrets import without_secrets
 from magicrl_verifiers.table import verifier_spec
@@ -501,7 +502,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         _stage(
             (n.limit, f"  # T: {n.why_limit}"),
             (n.group_size, f"  # M: of the groups, {n.signal}"),
-            (n.batch, f"  # D_R: about {n.step_seconds:.0f} s per step"),
+            (n.batch, f"  # D_R: about {duration(n.step_seconds)} per step"),
             n.steps - n.later,
         ),
         _stage((2 * n.limit, "  # longer answers later"), (n.group_size, ""), (n.batch, ""), n.later)

@@ -576,17 +576,15 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
     assert phase.data is not None, "the caller checked"
     key = f"phases.{number}.data"
     with under(key):
-        loaded = load_source(phase.data, key=key)
+        problems, _, solutions = load_source(phase.data, key=key)
     # Chosen by key, so that `data.holdout` of the run holds out the same problems.
-    held = held_out_keys(loaded.problems, phase.holdout)
+    held = held_out_keys(problems, phase.holdout)
     shown = [
-        (problem, loaded.solutions[problem.id])
-        for problem in loaded.problems
-        if problem.id in loaded.solutions and problem.key not in held
+        (problem, solutions[problem.id]) for problem in problems if problem.id in solutions and problem.key not in held
     ]
     if not shown:
         raise RecipeError(
-            f"none of its {len(loaded.problems)} problems has a worked solution"
+            f"none of its {len(problems)} problems has a worked solution"
             + (f" except the {phase.holdout} held out" if phase.holdout else "")
             + "; a solution is in a column solution, or ends in the answer, after #### or in a box "
             "(docs/start/own-data.md)",

@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from magicrl.commands.eval import arguments, evaluate_checkpoints, requested
+from magicrl.commands.eval import EvaluationOptions, arguments, evaluate_checkpoints, requested
 from magicrl.commands.main import app
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family, unique_problems
@@ -180,7 +179,7 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
     status.write_text(json.dumps(json.loads(ended) | {"status": "running"}))
     seen: list[str] = []
 
-    def evaluate(given: SimpleNamespace) -> int:
+    def evaluate(given: EvaluationOptions) -> int:
         folder = Path(given.output)
         assert (Path(given.model) / "model.safetensors").exists()
         seen.append(folder.name)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from magicrl.commands.main import app
 from tools import dependencies
@@ -47,6 +48,7 @@ def test_every_place_names_the_pinned_model_package() -> None:
 
 
 def test_the_bill_of_materials_names_every_distribution_once() -> None:
+    pytest.importorskip("importlib_metadata")  # its metadata raise KeyError; the suite loads it with mlflow
     found = dependencies.installed()
     bill: dict[str, Any] = json.loads(json.dumps(dependencies.sbom(found)))
     assert (bill["bomFormat"], bill["specVersion"]) == ("CycloneDX", "1.6")
@@ -81,6 +83,20 @@ def test_the_citation_is_this_version() -> None:
     assert {"cff-version", "message", "title", "authors", "version"} <= cited.keys()
     # The project's file, since metadata of an editable installation keeps the version it was installed with.
     assert cited["version"] == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+
+@pytest.mark.parametrize("minor", range(9, 16))
+def test_make_refuses_a_python_before_it_installs_anything(minor: int, tmp_path: Path) -> None:
+    other = tmp_path / "python"  # runs a text as that Python would, and makes no environment
+    fake = f"import sys; sys.version_info = (3, {minor}, 0); exec(sys.argv[1])"
+    other.write_text(f'#!/bin/sh\ntest "$1" = -c || exit 7\nexec {sys.executable} -c "{fake}" "$2"\n')
+    other.chmod(0o755)
+    words = ["make", "-s", "setup", f"VENV={tmp_path / 'venv'}", f"PYTHON={other}"]
+    told = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stderr
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    refused = f"magicrl needs Python 3.11 to 3.13, and {other} is 3.{minor}." in told
+    assert refused == (f"3.{minor}" not in SpecifierSet(asked))
+    assert ("Error 7" in told) == (not refused), "a fitting one goes on to `python -m venv`"
 
 
 PROJECTS = {"magicrl": "", "magicrl_verifiers": "packages/verifiers/"}

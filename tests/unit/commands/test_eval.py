@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import json
 import os
@@ -25,6 +26,7 @@ import magicrl
 from magicrl.commands.eval import (
     arguments,
     ask_of,
+    evaluate,
     parse_counts,
     parse_shard,
     parse_window,
@@ -294,7 +296,8 @@ COMMANDS = [line for line in PAGE.read_text().splitlines() if line.startswith("m
 def test_commands_of_the_page_are_understood(command: str) -> None:
     _, bound, ignored = app.parse_args(shlex.split(command)[1:], print_error=False, exit_on_error=False)
     assert not ignored
-    given = arguments(**bound.arguments)
+    known = inspect.signature(evaluate).parameters
+    given = arguments(**{name: value for name, value in bound.arguments.items() if name in known})
     reading_of(given)
     settings_of(given)
     for text in given.benchmarks or ():

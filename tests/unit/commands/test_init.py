@@ -81,6 +81,8 @@ def test_what_it_writes_can_be_run(toy: Path, tmp_path: Path) -> None:
     assert status == 0, told
     assert "prompt = question, answer = gold" in told
     assert f"magicrl train {output}" in told
+    (seconds,) = re.findall(r"about \d+ steps of (\d\.\d|\d\d+) s, ", told)
+    assert f"about {seconds} s per step" in output.read_text(), "tenths below 10 s: a step of this model takes 0.1 s"
     config = load_train_recipe(output)
     assert config.verifier.extract == "lenient", "a model without boxes"
     assert config.data.train[0].template == "{prompt}", "its tokenizer has no words for a hint"

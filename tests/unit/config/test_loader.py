@@ -279,6 +279,8 @@ def test_a_recipe_is_found_by_file_then_by_name(tmp_path: Path, monkeypatch: pyt
     assert find_recipe(Path("quickstart")) == Path("quickstart")
     with pytest.raises(RecipeError, match=r"qickstart: no such recipe; did you mean quickstart\?.*Shipped.*smollm2"):
         find_recipe(Path("qickstart"))
+    with pytest.raises(RecipeError, match=r"run\.toml: no such recipe; magicrl init writes a recipe, and"):
+        find_recipe(Path("run.toml"))
 
 
 def test_a_copied_recipe_keeps_the_shipped_start(tmp_path: Path) -> None:

@@ -161,11 +161,11 @@ def test_code_rows_are_problems_of_the_code_verifier(tmp_path: Path) -> None:
     tests = json.dumps({"inputs": ["1"], "outputs": ["2"]})
     rows = [released('["5"]'), released(tests), released('["assert f(1) == 2"]', ability="code")]
     write_lines(tmp_path / "mix.jsonl", rows)
-    loaded = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
-    assert [p.verifier for p in loaded.problems] == ["maths", "code", "code"]
-    assert loaded.problems[1].references == (tests,)
-    assert loaded.problems[2].references == ('{"assert_case": ["assert f(1) == 2"]}',)
-    assert not loaded.set_aside
+    problems, set_aside, _ = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
+    assert [p.verifier for p in problems] == ["maths", "code", "code"]
+    assert problems[1].references == (tests,)
+    assert problems[2].references == ('{"assert_case": ["assert f(1) == 2"]}',)
+    assert not set_aside
 
 
 def test_code_rows_without_tests_are_set_aside_with_their_reason(
@@ -173,9 +173,9 @@ def test_code_rows_without_tests_are_set_aside_with_their_reason(
 ) -> None:
     rows = [released('["5"]'), released("{}", ability="code"), released('{"inputs": []}', ability="code")]
     write_lines(tmp_path / "mix.jsonl", rows)
-    loaded = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
-    assert [p.id for p in loaded.problems] == ["mix-0"]
-    assert [where.rpartition(", ")[2] for where, _ in loaded.set_aside] == ["line 2", "line 3"]
+    problems, set_aside, _ = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
+    assert [p.id for p in problems] == ["mix-0"]
+    assert [where.rpartition(", ")[2] for where, _ in set_aside] == ["line 2", "line 3"]
     with caplog.at_level(logging.WARNING):
         load(tmp_path, "mix.jsonl")
     assert "2 records set aside: a code problem" in caplog.text
@@ -219,9 +219,9 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
         extra = {"index": index, "model_difficulty": {"Small": failed, "Large": 3}}
         rows.append({**released("5", prompt=f"What is {index} + 3?"), "extra_info": extra})
     write_lines(tmp_path / "r.jsonl", rows)
-    loaded = load_source(SourceConfig(path=str(tmp_path / "r.jsonl"), difficulty_of="Small"))
-    assert [p.prompt for p in loaded.problems] == ["What is 1 + 3?", "What is 2 + 3?"]
-    assert [reason.partition(" (")[0] for _, reason in loaded.set_aside] == [
+    problems, set_aside, _ = load_source(SourceConfig(path=str(tmp_path / "r.jsonl"), difficulty_of="Small"))
+    assert [p.prompt for p in problems] == ["What is 1 + 3?", "What is 2 + 3?"]
+    assert [reason.partition(" (")[0] for _, reason in set_aside] == [
         "Small solved it always",
         "Small solved it never",
         "extra_info.model_difficulty says nothing of Small",

@@ -10,8 +10,7 @@ import pytest
 pytest.importorskip("ray")
 
 from magicrl.distributed.engine_pool import ReplicaSlot
-from magicrl.distributed.verifier_nodes import Judged, _Place, merged
-from magicrl_verifiers.records import make_verdict
+from magicrl.distributed.verifier_nodes import _Place, merged
 
 
 def test_overlapping_work_is_told_once() -> None:
@@ -21,18 +20,14 @@ def test_overlapping_work_is_told_once() -> None:
     assert merged([], 0.5) == []
 
 
-def judged(began: float, ended: float) -> Judged:
-    return Judged(make_verdict("worker_lost"), began, ended)
-
-
 def test_a_node_is_busy_while_it_judges_anything() -> None:
     node: Any = None
     place = _Place(number=0, node=node, actor=None)
     for interval in ((10.0, 12.0), (11.0, 11.5), (20.0, 21.0)):
-        place.took(judged(*interval))
+        place.took(*interval)
     place.add_up()
     assert (place.judged, place.busy, place.spans) == (3, 3.0, [(10.0, 12.0), (20.0, 21.0)])
-    place.took(judged(30.0, 30.25))
+    place.took(30.0, 30.25)
     place.add_up()
     assert place.busy == 3.25, "what was added up is not added again"
 

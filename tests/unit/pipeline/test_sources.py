@@ -51,7 +51,7 @@ def test_a_conversation_goes_through_the_pipeline_into_training(write_rows: Call
     (entry,) = run.kept("sources/chat")
     assert (entry.problem, [turn.role for turn in entry.context]) == ("2 + 3?", ["system"])
     (part,) = (run.output / "sources" / "chat" / "kept").glob("*.parquet")
-    (problem,) = load_source(SourceConfig(path=str(part))).problems
+    ((problem,), _, _) = load_source(SourceConfig(path=str(part)))
     assert [turn.role for turn in problem.messages] == ["system", "user"]
     assert problem.prompt.startswith("2 + 3?\n\nPlease reason")
 
@@ -59,7 +59,7 @@ def test_a_conversation_goes_through_the_pipeline_into_training(write_rows: Call
 def test_a_row_of_the_pipeline_is_the_problem_that_it_was(write_rows: Callable[..., Path], run: Any) -> None:
     run({"sources": [{"name": "own", "path": str(write_rows("r.jsonl", [{"question": "2 + 3?", "answer": "5"}]))}]})
     (part,) = (run.output / "sources" / "own" / "kept").glob("*.parquet")
-    (problem,) = load_source(SourceConfig(path=str(part))).problems
+    ((problem,), _, _) = load_source(SourceConfig(path=str(part)))
     assert problem.prompt != "2 + 3?"
     assert problem.key == prompt_key("2 + 3?"), "the instruction around it makes no other problem of it"
 
@@ -211,9 +211,9 @@ def test_real_files_are_read(kind: str, path: str, count: int, shared_data: Path
     assert len(dropped) <= 1, [row["detail"][:200] for row in dropped]
     assert all(entry.problem.strip() and entry.references for entry in entries)
     (part,) = (run.output / "sources" / "real" / "kept").glob("*.parquet")
-    trained = load_source(SourceConfig(path=str(part)))
-    assert not trained.set_aside, "what is imported is what training's reader takes"
-    assert len(trained.problems) == len(entries)
+    problems, set_aside, _ = load_source(SourceConfig(path=str(part)))
+    assert not set_aside, "what is imported is what training's reader takes"
+    assert len(problems) == len(entries)
     if kind not in ("deepmath", "svamp", "released") and "math_train" not in path:
         assert all(entry.solutions for entry in entries)
 

@@ -224,21 +224,20 @@ def reward_earned(reward: float, *, truncated: bool) -> float:
     return min(0.0, reward) if truncated else reward
 
 
-_STATUSES = {
-    Outcome.CORRECT: "matched passed score_reached",
-    Outcome.WRONG: """
-        mismatch no_answer unparsable undecided timeout memory crash
-        wrong_answer runtime_error time_limit memory_limit output_limit syntax_error no_code security
-        score_below
-    """,
-    Outcome.NOT_JUDGED: "reference_unparsable worker_lost infrastructure_error reward_failed environment_failed",
-}
-OUTCOME_OF_STATUS = MappingProxyType(
-    {status: outcome for outcome, statuses in _STATUSES.items() for status in statuses.split()}
+# Each kind of status once: its outcome, whether the response holds something to judge, and the statuses.
+_STATUSES = (
+    (Outcome.CORRECT, True, "matched passed score_reached"),
+    (Outcome.WRONG, True, "mismatch unparsable undecided timeout memory crash"),
+    (Outcome.WRONG, True, "wrong_answer runtime_error time_limit memory_limit output_limit syntax_error security"),
+    (Outcome.WRONG, True, "score_below"),
+    (Outcome.WRONG, False, "no_answer no_code"),
+    (Outcome.NOT_JUDGED, True, "reference_unparsable worker_lost infrastructure_error"),
+    (Outcome.NOT_JUDGED, True, "reward_failed environment_failed"),
 )
+OUTCOME_OF_STATUS = MappingProxyType({one: outcome for outcome, _, names in _STATUSES for one in names.split()})
 """Every status of the built-in verifiers, and of rewards that return a number, with its outcome."""
 
-NO_ANSWER = frozenset({"no_answer", "no_code"})
+NO_ANSWER = frozenset(one for _, answered, names in _STATUSES if not answered for one in names.split())
 """Statuses of responses that hold nothing to judge."""
 
 MAX_EXTRACTED = 1000

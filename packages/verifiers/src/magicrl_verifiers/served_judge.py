@@ -14,7 +14,6 @@ import re
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -141,17 +140,9 @@ def question(problem: Problem, response: str, config: JudgeSettings) -> str:
     return f"{filled}\n{FORMS[config.read].format(lowest=config.lowest, highest=config.highest)}"
 
 
-@dataclass(kw_only=True, slots=True)
-class JudgeUsage:
-    """Requests of this process so far."""
-
-    asked: int = 0  # replies that arrived
-    cached: int = 0  # scores that were there, or already under way
-    unreadable: int = 0  # replies without a score
-    failed: int = 0  # responses that got no score
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    seconds: float = 0.0  # of waiting for replies, over all requests
+_COUNTED = ("asked", "cached", "unreadable", "failed", "prompt_tokens", "completion_tokens", "seconds")
+"""Figures of the requests of this process: replies that arrived, scores that were there or already under way, replies
+without a score, responses that got none, tokens, and seconds of waiting over all requests."""
 
 
 class ServedJudge(Closing):
@@ -164,7 +155,8 @@ class ServedJudge(Closing):
     def __init__(self, config: JudgeSettings, options: JudgeOptions) -> None:
         self._config = config
         self._options = options
-        self._usage, self._server = JudgeUsage(), ServerUsage()
+        self._usage: dict[str, float] = dict.fromkeys(_COUNTED, 0)
+        self._server = ServerUsage()
         self._told: dict[str, float] = {}
         total = config.attempts * (config.attempt_seconds + _FURTHER_SECONDS)
         settings = ServerSettings(
@@ -199,7 +191,7 @@ class ServedJudge(Closing):
         try:
             row = await self._row(problem, answer.strip())
         except Exception:
-            self._usage.failed += 1
+            self._usage["failed"] += 1
             raise
         right = row["score"] >= self._config.right_from
         verdict = make_verdict("score_reached" if right else "score_below", reason=row["reply"], decided_by="judge")
@@ -220,7 +212,7 @@ class ServedJudge(Closing):
 
     def totals(self) -> dict[str, float]:
         """Return the requests so far as metrics."""
-        counts = {**dataclasses.asdict(self._usage), "retries": self._server.retries}
+        counts = {**self._usage, "retries": self._server.retries}
         return {f"judge/{name}": value for name, value in counts.items()}
 
     def since(self) -> dict[str, float]:
@@ -245,10 +237,10 @@ class ServedJudge(Closing):
         config = self._config
         key = key_of([_VERSION, config.endpoint, config.read, config.lowest, config.highest, body])
         if key in self._answers:
-            self._usage.cached += 1
+            self._usage["cached"] += 1
             return self._answers.get(key)
         if (task := self._under_way.get(key)) is not None:
-            self._usage.cached += 1
+            self._usage["cached"] += 1
         else:
             task = asyncio.ensure_future(self._asked(key, body))
             self._under_way[key] = task
@@ -277,18 +269,18 @@ class ServedJudge(Closing):
             start = time.perf_counter()
             sent = {**body, "seed": number} if number else body
             answer = await self._transport.send("POST", path, sent, attempts=attempts)
-            usage.seconds += time.perf_counter() - start
-            usage.asked += 1
+            usage["seconds"] += time.perf_counter() - start
+            usage["asked"] += 1
             prompt, completion = usage_of(answer) or (0, 0)
-            usage.prompt_tokens += prompt
-            usage.completion_tokens += completion
+            usage["prompt_tokens"] += prompt
+            usage["completion_tokens"] += completion
             try:
                 if config.endpoint != "chat":
                     return {"score": model_score(answer), "reply": ""}
                 reply = content_of(answer)
                 return {"score": read_score(reply, config), "reply": reply[-_KEPT_CHARACTERS:]}
             except UnreadableAnswer:
-                usage.unreadable += 1
+                usage["unreadable"] += 1
                 if number == tries - 1:
                     raise
         raise AssertionError("the last try returns or raises")
@@ -305,7 +297,7 @@ class ServedJudge(Closing):
         return {name: value for name, value in {**body, **config.extra}.items() if value is not None}
 
     def _check_budget(self) -> None:
-        spent, budget = self._usage.prompt_tokens + self._usage.completion_tokens, self._config.token_budget
+        spent, budget = self._usage["prompt_tokens"] + self._usage["completion_tokens"], self._config.token_budget
         if budget is not None and spent >= budget:
             raise BudgetSpent(f"{spent} tokens are spent of verifier.judge.token_budget = {budget}; raise it to go on")
 

@@ -50,16 +50,24 @@ def _listed(text: str) -> Iterator[str]:
             yield " ".join("".join(words).split())
 
 
+_DATA = tomllib.loads(files("magicrl_verifiers.maths").joinpath("clauses.toml").read_text(encoding="utf-8"))
+_AS_PATTERN = str.maketrans({"[": "(?:", "]": ")", "*": r"\w*"})
+LATER = {
+    name: rf"(?:{'|'.join(map(str.strip, text.split(',')))})\b".translate(_AS_PATTERN)
+    for name, text in _DATA["later"].items()
+}
+"""Patterns of the words that begin a sentence behind an announced answer, by what they do to it."""
+
+
 def _tables() -> tuple[dict[str, Roles], dict[str, str], dict[str, list[list[str]]], re.Pattern[str]]:
     """Return roles of phrases, signs of relations, longer phrases by first word, and a pattern of unspaced phrases."""
-    data = tomllib.loads(files("magicrl_verifiers.maths").joinpath("clauses.toml").read_text(encoding="utf-8"))
     roles: dict[str, set[str]] = defaultdict(set)
     relations: dict[str, str] = {}
-    flat = {name: text for name, text in data.items() if isinstance(text, str)}
-    for name, text in (flat | data["operation"] | data["other"]).items():
+    flat = {name: text for name, text in _DATA.items() if isinstance(text, str)}
+    for name, text in (flat | _DATA["operation"] | _DATA["other"]).items():
         for phrase in _listed(text):
             roles[phrase].add(name)
-    for sign, text in data["relation"].items():
+    for sign, text in _DATA["relation"].items():
         for phrase in _listed(text):
             roles[phrase].add("relation")
             relations[phrase] = sign

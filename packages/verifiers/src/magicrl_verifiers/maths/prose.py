@@ -11,7 +11,7 @@ import re
 import unicodedata
 from itertools import pairwise
 
-from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATEX, MATH, read_clauses
+from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATER, LATEX, MATH, read_clauses
 from magicrl_verifiers.maths.literals import leading_number, part_of_one
 from magicrl_verifiers.maths.notation import plain_mathematics
 
@@ -76,20 +76,10 @@ _FOR_ALL = re.compile(r"\s*,?\s*for (?:all|any|every|each)\b[^$]*")
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _MARKED = re.compile(f"[{DENIED}{DOUBTED}]")
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
-_CORRECTION = re.compile(
-    r"(?:[.!?]\s|\n)\W*(?:no[,.:!]|no wait|wait\b|scratch that|actually|sorry|oops|hmm+|correction|on second thought|"
-    r"in fact|or\b|rather\b|maybe\b|perhaps\b|possibly\b|alternatively|then again|edit\b|my (?:mistake|apolog)|"
-    r"apologies|i (?:was|made|forgot|missed|overlooked|mis[a-z]+)\b|"
-    r"another (?:possible )?(?:answer|possibility|option)|"
-    r"(?:please )?(?:strike|disregard|forget|ignore) (?:this|that|it)\b|"
-    r"(?:but )?(?:this|that|it)(?:'s| is| was) (?:wrong|incorrect|false|not)|"
-    r"(?:but )?(?:it|this|that|the \w+) (?:could|might|may) (?:\w+ )?(?:be|have)\b)",
-    re.IGNORECASE,
-)
+_OPENING = r"(?:[.!?]\s|\n)\W*"
+_CORRECTION = re.compile(rf"{_OPENING}(?:no[,.:!]|{LATER['correction']})", re.IGNORECASE)
 _OBJECTION = re.compile(
-    r"(?:[.!?]\s|\n)\W*(?:(?:but|however|if)\b[^.!?\n]*\b(?:so|thus|hence|therefore|we get|it is|it's|answer is)\b|"
-    r"well,|let me (?:re|double|check)|(?:it|this|that|the \w+) should)",
-    re.IGNORECASE,
+    rf"{_OPENING}(?:(?:but|however|if)\b[^.!?\n]*\b{LATER['conclusion']}|well,|{LATER['objection']})", re.IGNORECASE
 )
 """Later sentence that concludes another value: *But 0 counts too, so it is 6*."""
 _RIVAL = re.compile(
