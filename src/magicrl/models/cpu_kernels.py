@@ -1,4 +1,7 @@
-"""Kernels in bfloat16 for CPUs with AVX512-BF16 (`cpu_kernels.cpp`): decoding, attention over packed rows, the head.
+"""Kernels in bfloat16 for CPUs with AVX512-BF16, some also for AMX (folder `kernels`).
+
+They compute attention, in decoding and over packed rows, norms, gates, rotary embeddings, the head's softmax, and the
+passes of an update over all weights.
 
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
@@ -12,6 +15,7 @@ import ctypes
 import functools
 import hashlib
 import logging
+import math
 import os
 import shutil
 import statistics
@@ -25,15 +29,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_SOURCE = Path(__file__).with_suffix(".cpp")
+_SOURCES = Path(__file__).with_name("kernels")
 _FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
-_FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", *(f"-m{name.replace('_', '')}" for name in _FEATURES))
+_TILES = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}  # flags for processors that have both
+_FLAGS = (
+    "-O3",
+    "-ffp-contract=off",
+    "-std=c++17",
+    "-fPIC",
+    "-fopenmp",
+    *(f"-m{name.replace('_', '')}" for name in _FEATURES),
+)
 _COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
 _VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
 _BOTH = (torch.float32, torch.bfloat16)
 _WIDEST = 2048  # of the timed products: wider ones take seconds and have the same ratio
 _FACTORS = 500_000_000  # multiplications that are timed together, at least a millisecond
 _EMULATED = 0.05  # ratio below which the processor has no bfloat16 products of its own
+_BLOCK = 64  # rows whose shares of a norm's gradient are added together first
 _PART = 16  # rows of one prompt that are computed together, over all threads
 _log = logging.getLogger(__name__)
 
@@ -117,14 +130,18 @@ def _found() -> ctypes.CDLL | str:
         _log.info("bfloat16 on this CPU is left to torch, which is slower: %s", error)
         return str(error)
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
-    kinds = {"p": pointer, "i": integer, "f": ctypes.c_float, "t": ctypes.c_int}
+    kinds = {"p": pointer, "i": integer, "d": ctypes.c_double, "f": ctypes.c_float, "t": ctypes.c_int}
     arguments = {
+        "adamw": "pppppifddddddt",
+        "add_widened": "ppit",
         "attend": "ppippiippippippiipppiiift",
         "attend_row": "pp" + 3 * "pii" + "ppiiiift",
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
-        "gated": "ppiit",
+        "gated": "pppiiit",
+        "gated_backward": "ppppppit",
         "normalise": "pppiift",
-        "rotate": "pippiiit",
+        "normalise_backward": "pppppiiift",
+        "rotate": "pipippiiit",
         "softmax_pull": "pffpppppiit",
         "softmax_sums": "ppppipiiit",
     }
@@ -141,35 +158,36 @@ def _loaded() -> ctypes.CDLL:
     lacking = [name for name in _FEATURES if name not in flags]
     if lacking:
         raise RuntimeError(f"the processor lacks {', '.join(lacking)}")
+    options = _FLAGS + tuple(_TILES.values() if flags >= _TILES.keys() else ())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "magicrl" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # A library that another user wrote would run as this user.
         if folder.stat().st_uid == os.getuid():
-            return ctypes.CDLL(str(_compiled(folder)))
+            return ctypes.CDLL(str(_compiled(folder, options)))
     except OSError as error:
         _log.info("no kernels are kept in %s: %s", folder, error)
     with tempfile.TemporaryDirectory() as own:
-        return ctypes.CDLL(str(_compiled(Path(own))))
+        return ctypes.CDLL(str(_compiled(Path(own), options)))
 
 
-def _compiled(folder: Path) -> Path:
-    """Return the library in ``folder``, compiled if it does not exist."""
-    digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:16]
-    kept = folder / f"{digest}.so"
+def _compiled(folder: Path, options: tuple[str, ...]) -> Path:
+    """Return the library in ``folder``, compiled with ``options`` if it does not exist."""
+    sources = sorted(_SOURCES.iterdir())
+    content = b"".join(source.read_bytes() for source in sources)
+    kept = folder / f"{hashlib.sha256(content + ' '.join(options).encode()).hexdigest()[:16]}.so"
     if kept.is_file():
         return kept
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         raise RuntimeError("there is no C++ compiler (g++ or clang++)")
     with tempfile.TemporaryDirectory(dir=folder) as name:
-        made, out = Path(name, "kernels.o"), Path(name, "kernels.so")
+        made = {str(source): str(Path(name, f"{source.stem}.o")) for source in sources if source.suffix == ".cpp"}
+        out = Path(name, "kernels.so")
         # Linked without OpenMP: its functions are found in the runtime that torch has loaded, so both share their
         # threads.
-        for command in (
-            [compiler, *_FLAGS, "-c", str(_SOURCE), "-o", str(made)],
-            [compiler, "-shared", str(made), "-o", str(out)],
-        ):
+        commands = [[compiler, *options, "-c", source, "-o", target] for source, target in made.items()]
+        for command in (*commands, [compiler, "-shared", *made.values(), "-o", str(out)]):
             done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILER_TIMEOUT, check=False)
             if done.returncode:
                 raise RuntimeError(f"{compiler} failed: {done.stderr.strip()[-500:]}")
@@ -189,25 +207,54 @@ def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return out
 
 
-def gated(x: Tensor, out_width: int) -> Tensor:
-    """Return ``silu(gate) * up`` of bfloat16 ``[rows, 2 out_width]`` (gate, then up), computed in float32 and
-    rounded once.
+def normalised_backward(pull: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return the gradients of ``x`` and ``weight`` from that of `normalised`'s result, each rounded once."""
+    pull, x = pull.contiguous(), x.contiguous()
+    out, width = torch.empty_like(x), len(weight)
+    rows = x.numel() // width
+    sums = torch.empty(-(-rows // _BLOCK), width)
+    kernels().normalise_backward(
+        out.data_ptr(), sums.data_ptr(), pull.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, width, _BLOCK, eps,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out, sums.sum(dim=0).to(weight.dtype)
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """Return ``silu(gate) * up`` of bfloat16 ``[rows, width]`` each, computed in float32 and rounded once.
+
+    Both have contiguous rows and the same distance between rows.
     """
-    x = x.contiguous()
-    out = x.new_empty(len(x), out_width)
-    kernels().gated(out.data_ptr(), x.data_ptr(), len(x), out_width, torch.get_num_threads())
+    assert gate.stride() == up.stride(), "rows must lie alike"
+    assert gate.stride(1) == 1, "rows must be contiguous"
+    out = gate.new_empty(gate.shape)
+    kernels().gated(
+        out.data_ptr(), gate.data_ptr(), up.data_ptr(), gate.stride(0), *gate.shape, torch.get_num_threads()
+    )
     return out
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
-    """Rotate bfloat16 ``[rows, heads, dim]`` in place by ``cos`` and ``sin`` ``[rows, dim]``. The sine includes its
-    signs.
+def gated_backward(pull: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return `gated`'s result again, and the gradients of ``gate`` and ``up`` from that of the result."""
+    given = [x.contiguous() for x in (pull, gate, up)]
+    found = [torch.empty_like(given[0]) for _ in range(3)]
+    addresses = (x.data_ptr() for x in (*found, *given))
+    kernels().gated_backward(*addresses, pull.numel(), torch.get_num_threads())
+    return found[0], found[1], found[2]
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> None:
+    """Rotate bfloat16 ``[rows, heads, dim]`` by ``cos`` and ``sin`` ``[rows, dim]``, into ``out`` or in place.
+
+    The sine includes its signs, minus in its first half. Heads are contiguous.
     """
     cos, sin = cos.contiguous(), sin.contiguous()
+    out = x if out is None else out
     rows, heads, dim = x.shape
-    assert x.stride()[1:] == (dim, 1), "heads must be contiguous"
+    assert all(y.stride(2) == 1 and (heads == 1 or y.stride(1) == dim) for y in (x, out)), "heads must be contiguous"
     kernels().rotate(
-        x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim, torch.get_num_threads()
+        out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim,
+        torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -256,6 +303,45 @@ def softmax_pull(
     rows = [tensor if tensor is None else tensor.contiguous() for tensor in (log_sums, constant, slope, pull, targets)]
     addressed = (tensor if tensor is None else tensor.data_ptr() for tensor in rows)
     kernels().softmax_pull(x.data_ptr(), factor, chain, *addressed, *x.shape, torch.get_num_threads())
+
+
+def add_widened(total: Tensor, part: Tensor) -> None:
+    """Add bfloat16 ``part`` to float32 ``total``, both contiguous."""
+    assert total.is_contiguous(), "the sum must be contiguous"
+    kernels().add_widened(total.data_ptr(), part.contiguous().data_ptr(), total.numel(), torch.get_num_threads())
+
+
+def adamw(
+    weight: Tensor,
+    copy: Tensor,
+    gradient: Tensor,
+    moments: tuple[Tensor, Tensor],
+    *,
+    step: int,
+    learning_rate: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float,
+    factor: float,
+) -> None:
+    """Make one step of AdamW, write the weights' rounded copy and clear the gradients.
+
+    The operations are those of torch's fused AdamW, in its order.
+
+    Args:
+        weight, gradient: float32, contiguous, of one shape.
+        copy: bfloat16, the same.
+        moments: ``exp_avg`` and ``exp_avg_sq``, like the weights.
+        step: Number of this step, from 1.
+        learning_rate, betas, eps, weight_decay: As in `torch.optim.AdamW`.
+        factor: Multiplies the gradients first, for clipping.
+    """
+    tensors = (weight, copy, gradient, *moments)
+    assert all(x.is_contiguous() for x in tensors), "weights must be contiguous"
+    kernels().adamw(
+        *(x.data_ptr() for x in tensors), weight.numel(), factor, 1 - learning_rate * weight_decay, *betas,
+        learning_rate / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step), eps, torch.get_num_threads(),
+    )  # fmt: skip
 
 
 class DecodeKernel:

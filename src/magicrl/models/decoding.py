@@ -32,7 +32,7 @@ from magicrl.models.attention import EXACT, PLAIN
 from magicrl.models.cpu_kernels import gated, has_kernels, normalised, rotate
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
-from magicrl.models.memory_efficient import rms_norm
+from magicrl.models.memory_efficient import is_silu, rms_norm
 from magicrl.models.packing import AttentionContext
 
 # Model classes, and whether the stored norm weight is the factor itself (Gemma stores the factor minus 1).
@@ -152,10 +152,10 @@ class _Layer:
         self.activation = cast("Callable[[Tensor], Tensor]", mlp.act_fn)
         weight = cast(Tensor, attention.q_proj.weight)
         exact = getattr(attention, "exact", False)
-        self._kernels = not exact and has_kernels(weight.dtype, weight.device, self.head_dim)
-        self._width = len(mlp.gate_proj.weight)
-        silu = type(mlp.act_fn).__name__ in ("SiLU", "SiLUActivation")
-        self._gates = self._kernels and self._width % 16 == 0 and silu
+        # In exact mode the learner rotates by the same kernel.
+        self._rotates = has_kernels(weight.dtype, weight.device, self.head_dim)
+        gates = not exact and has_kernels(weight.dtype, weight.device, len(mlp.gate_proj.weight))
+        self._gates = gates and is_silu(mlp.act_fn)
         self.rules = EXACT if exact else PLAIN
 
     @property
@@ -173,7 +173,7 @@ class _Layer:
             query, key = rotated.split([self.queries, self.keys], dim=1)
             rotated = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
         # Queries and keys at once. A roll is `rotate_half` without its minus, which is in `sin`.
-        if self._kernels:
+        if self._rotates:
             rotate(rotated, cos[:, 0], sin[:, 0])
         else:
             rotated = rotated * cos + rotated.roll(self.head_dim // 2, -1) * sin
@@ -183,7 +183,7 @@ class _Layer:
         x = self.out.added(seen[0].flatten(1), x, exact=self.rules.exact)
         both = self.gate_up(self.before_mlp(x))
         if self._gates:
-            return self.down.added(gated(both, self._width), x)
+            return self.down.added(gated(*both.chunk(2, dim=-1)), x)
         gate, up = both.chunk(2, dim=-1)
         return self.down.added(self.activation(gate) * up, x, exact=self.rules.exact)
 

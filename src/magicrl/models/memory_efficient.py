@@ -1,5 +1,5 @@
 """Layers that save less for the backward pass: the same values, about half the memory, no matrix product computed
-twice.
+twice; in bfloat16 on a CPU by kernels (`magicrl.models.cpu_kernels`), which read and write each number once.
 
 With autograd, a normalisation saves a float32 and a rounded copy of its input, a gated feed-forward layer four tensors
 of the intermediate width, and attention in float32 all of its inputs at twice the width. Here a normalisation saves its
@@ -10,6 +10,7 @@ output on a random input is equal.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -17,7 +18,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-_PROBED_ROWS = 3
+from magicrl.models.cpu_kernels import (
+    gated,
+    gated_backward,
+    has_kernels,
+    normalised,
+    normalised_backward,
+    rotate,
+)
+
+_PROBED_ROWS, _PROBED_HEAD = 3, 64
 _WIDENED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _WIDENED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -34,6 +44,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> T
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
+        ctx.eps = eps
+        ctx.kernels = not plus_one and weight.dtype == x.dtype and has_kernels(x.dtype, x.device, len(weight))
+        if ctx.kernels:
+            ctx.save_for_backward(x, weight)
+            return normalised(x, weight, eps)
         normed = x.to(_wide(x), copy=True)
         factor = normed.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
         normed.mul_(factor)
@@ -43,6 +58,9 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.kernels:
+            x, weight = ctx.saved_tensors
+            return *normalised_backward(grads[0], x, weight, ctx.eps), None, None
         x, weight, factor = ctx.saved_tensors
         normed = x.to(factor.dtype, copy=True).mul_(factor)
         grad = grads[0].to(factor.dtype, copy=True)
@@ -70,24 +88,80 @@ class _Gated(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
-        product = activation(gate) * up
+        ctx.kernels = is_silu(activation) and has_kernels(gate.dtype, gate.device, gate.shape[-1])
+        if ctx.kernels:
+            product = gated(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape)
+        else:
+            product = activation(gate) * up
         return product if weight is None else F.linear(product, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
         (grad,) = grads
-        # Recompute the activation, so that autograd provides its derivative.
-        with torch.enable_grad():
-            leaf = gate.detach().requires_grad_()
-            active = ctx.activation(leaf)
-        grad_weight = None
-        if weight is not None:
-            if ctx.needs_input_grad[2]:
-                grad_weight = grad.flatten(0, -2).T @ (active.detach() * up).flatten(0, -2)
-            grad = grad @ weight
-        (grad_gate,) = torch.autograd.grad(active, leaf, grad * up)
-        return grad_gate, grad * active.detach(), grad_weight, None
+        if weight is None:
+            _, grad_gate, grad_up = _gated_backward(ctx, grad, gate, up)
+            return grad_gate, grad_up, None, None
+        product, grad_gate, grad_up = _gated_backward(ctx, grad @ weight, gate, up)
+        grad_weight = grad.flatten(0, -2).T @ product.flatten(0, -2) if ctx.needs_input_grad[2] else None
+        return grad_gate, grad_up, grad_weight, None
+
+
+def _gated_backward(ctx: Any, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gated product, and the gradients of ``gate`` and ``up`` from that of the product."""
+    if ctx.kernels:
+        return gated_backward(grad, gate, up)
+    # Recompute the activation, so that autograd provides its derivative.
+    with torch.enable_grad():
+        leaf = gate.detach().requires_grad_()
+        active = ctx.activation(leaf)
+    (grad_gate,) = torch.autograd.grad(active, leaf, grad * up)
+    return active.detach() * up, grad_gate, grad * active.detach()
+
+
+def is_silu(activation: object) -> bool:
+    """Return whether this activation of a model is SiLU, transformers' or torch's."""
+    return type(activation).__name__ in ("SiLU", "SiLUActivation")
+
+
+class _Rotary:
+    """A model's `apply_rotary_pos_emb`, by a kernel where there is one."""
+
+    def __init__(self, own: Callable[..., tuple[Tensor, Tensor]]) -> None:
+        self._own = own
+
+    def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+        """Rotate ``[1, heads, tokens, dim]`` by ``[1, tokens, dim]``."""
+        packed = unsqueeze_dim == 1 and len(q) == len(cos) == 1 and q.shape[-1] == k.shape[-1] == cos.shape[-1]
+        alike = q.dtype == k.dtype == cos.dtype and has_kernels(q.dtype, q.device, q.shape[-1])
+        # A compiler writes its own kernels.
+        if not packed or not alike or torch.compiler.is_compiling():
+            return self._own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
+        low, high = sin[0].chunk(2, dim=-1)
+        signed = torch.cat((-low, high), dim=-1)
+        return cast(Tensor, _Rotated.apply(q, cos[0], signed)), cast(Tensor, _Rotated.apply(k, cos[0], signed))
+
+
+class _Rotated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _rotated(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        cos, sin = ctx.saved_tensors
+        # Back by the same angle: each half gets the other's sine.
+        return _rotated(grads[0], cos, sin.roll(sin.shape[-1] // 2, -1)), None, None
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    by_token = x[0].transpose(0, 1)  # [tokens, heads, dim]
+    if by_token.stride(2) != 1 or by_token.stride(1) != x.shape[3]:
+        by_token = by_token.contiguous()
+    out = by_token.new_empty(by_token.shape)
+    rotate(by_token, cos, sin, out)
+    return out.transpose(0, 1)[None]
 
 
 def widened_attention(
@@ -142,6 +216,7 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
     """
     found = {"norms": 0, "gated": 0}
     for module in model.modules():
+        _use_rotary(module)
         norm = _as_norm(module)
         if norm is not None:
             module.forward = norm
@@ -152,6 +227,27 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
                 module.forward = efficient
                 found["gated"] += 1
     return found
+
+
+def _use_rotary(module: nn.Module) -> None:
+    """Replace the rotary function that an attention layer's file calls, for all models of that file.
+
+    The function decides at each call whether a kernel serves it: sharded weights are float32 and gathered in bfloat16.
+    """
+    file: Any = sys.modules[type(module).__module__]
+    own = getattr(file, "apply_rotary_pos_emb", None)
+    if own is None or isinstance(own, _Rotary) or not has_kernels(torch.bfloat16, torch.device("cpu"), _PROBED_HEAD):
+        return
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(1, heads, _PROBED_ROWS, _PROBED_HEAD) for heads in (2, 1)] + [(1, _PROBED_ROWS, _PROBED_HEAD)] * 2
+    given = [torch.randn(shape, generator=generator).bfloat16() for shape in shapes]
+    rotary: Any = _Rotary(own)
+    try:
+        found = [torch.cat([x.flatten() for x in function(*given)]) for function in (own, rotary)]
+    except TypeError:  # a function of the same name with other arguments
+        return
+    if torch.allclose(found[0].float(), found[1].float(), rtol=2**-6, atol=2**-6):
+        file.apply_rotary_pos_emb = rotary
 
 
 class _EfficientNorm:

@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.schema import AdamWConfig, ModelConfig, OptimizerConfig
 from magicrl.models.adapters import ADAPTER, LoraAdapters
+from magicrl.models.cpu_kernels import adamw, add_widened, has_kernels
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer, scorer_settings
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -227,6 +228,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MUON = ("momentum_buffer",)
 # Values per buffer: 4 MiB in float32.
 _WIDEN_CHUNK = 1 << 20
+_VECTOR = 32  # a width that every kernel serves
 # Values per partial sum in float32. The partial sums are added in float64.
 _NORM_CHUNK = 1 << 12
 
@@ -269,6 +271,8 @@ class MasterOptimizer:
             # Added at once, so that at most one layer's gradients exist twice.
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
         self._shared = all(m is self._compute[name] for name, m in self._masters.items())
+        first = next(iter(self._masters.values()))
+        kernels = has_kernels(compute_dtype, first.device, _VECTOR)
         muon = config if isinstance(config, OptimizerConfig) and config.kind == "muon" else None
         matrices = set[str]() if muon is None else muon_matrices(parameters)
         self._moments = {name: _MUON if name in matrices else _MOMENTS for name in self._masters}
@@ -292,6 +296,7 @@ class MasterOptimizer:
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
+        self._by_kernel = kernels and muon is None
         self.steps = 0
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
@@ -388,18 +393,45 @@ class MasterOptimizer:
     def step(self, learning_rate: float, gradient_norm: float) -> None:
         """Clip the gradients to ``max_grad_norm``, make one step of each optimizer, refresh the model's copy."""
         gradients = self.gradients().values()
-        if gradient_norm > self._config.max_grad_norm:
-            for gradient in gradients:
-                gradient.mul_(self._config.max_grad_norm / gradient_norm)
-        # Both multiply their decay by the learning rate, so warm-up scales it too.
-        for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = learning_rate
-            optimizer.step()
+        factor = min(1.0, self._config.max_grad_norm / gradient_norm) if gradient_norm else 1.0
+        if self._by_kernel:
+            self._step_by_kernel(learning_rate, factor)
+        else:
+            if factor < 1.0:
+                for gradient in gradients:
+                    gradient.mul_(factor)
+            # Both multiply their decay by the learning rate, so warm-up scales it too.
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate
+                optimizer.step()
+            self.forget()
+            self._refresh()
         self.steps += 1
         self.loss_scale.passed()
-        self.forget()
-        self._refresh()
+
+    def _step_by_kernel(self, learning_rate: float, factor: float) -> None:
+        """Make AdamW's step in one pass over the weights, with torch's state."""
+        config = self._config
+        for name, master in self._masters.items():
+            state = self._adam.state[master]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state |= {moment: torch.zeros_like(master) for moment in _MOMENTS}
+            state["step"] += 1
+            assert master.grad is not None
+            adamw(
+                master.detach(),
+                self._compute[name].detach(),
+                master.grad,
+                (state["exp_avg"], state["exp_avg_sq"]),
+                step=int(state["step"]),
+                learning_rate=learning_rate,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                weight_decay=config.weight_decay,
+                factor=factor,
+            )
 
     @torch.no_grad()
     def weights_are_finite(self) -> bool:
@@ -505,6 +537,10 @@ def _add_to_master(master: Tensor, parameter: Tensor) -> None:
     if parameter.grad is None:
         return
     assert master.grad is not None
+    if has_kernels(parameter.dtype, parameter.device, _VECTOR):
+        add_widened(master.grad, parameter.grad)
+        parameter.grad = None
+        return
     total, part = master.grad.view(-1), parameter.grad.reshape(-1)
     # Widened in a small buffer, which is six times as fast as torch's sum of two precisions.
     buffer = torch.empty(min(_WIDEN_CHUNK, len(total)), dtype=total.dtype, device=total.device)

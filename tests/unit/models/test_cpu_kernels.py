@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,11 +183,66 @@ def test_norms_are_torchs() -> None:
 def test_gates_are_torchs() -> None:
     x = torch.randn(7, 2 * 48).mul(4).to(BF16)
     x[0, 0], x[1, 1], x[2, 2] = 200, -200, -0.0
-    found = cpu_kernels.gated(x, 48)
+    found = cpu_kernels.gated(*x.chunk(2, dim=-1))
     gate, up = x.double().chunk(2, dim=-1)
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=2**-8, atol=1e-30)
     x[3, 5] = torch.nan
-    assert cpu_kernels.gated(x, 48).isnan().nonzero().tolist() == [[3, 5]]
+    assert cpu_kernels.gated(*x.chunk(2, dim=-1)).isnan().nonzero().tolist() == [[3, 5]]
+
+
+def gradients(function: Callable[..., Tensor], given: Sequence[Tensor], pull: Tensor) -> tuple[Tensor, ...]:
+    """Return the gradients of a function of float64 numbers."""
+    leaves = [x.detach().double().requires_grad_() for x in given]
+    return torch.autograd.grad(function(*leaves), leaves, pull.double())
+
+
+@served
+def test_gradients_of_norms_are_float64s() -> None:
+    x, weight, pull = torch.randn(150, 96).mul(3).to(BF16), torch.rand(96).to(BF16), torch.randn(150, 96).to(BF16)
+    found = cpu_kernels.normalised_backward(pull, x, weight, 1e-2)
+    wanted = gradients(lambda a, b: F.rms_norm(a, (96,), b, 1e-2), (x, weight), pull)
+    torch.testing.assert_close(found[0].double(), wanted[0], rtol=2**-7, atol=1e-4)
+    torch.testing.assert_close(found[1].double(), wanted[1], rtol=2**-7, atol=1e-3)
+
+
+@served
+def test_gradients_of_gates_are_float64s() -> None:
+    gate, up, pull = (torch.randn(7, 64).mul(3).to(BF16) for _ in range(3))
+    out, *found = cpu_kernels.gated_backward(pull, gate, up)
+    assert torch.equal(out, cpu_kernels.gated(gate, up)), "the result again"
+    wanted = gradients(lambda a, b: F.silu(a) * b, (gate, up), pull)
+    for own, expected in zip(found, wanted, strict=True):
+        torch.testing.assert_close(own.double(), expected, rtol=2**-7, atol=1e-6)
+
+
+@served
+def test_an_update_is_torchs_adamw() -> None:
+    torch.manual_seed(0)
+    weight, gradient = torch.randn(3, 32), torch.randn(3, 32)
+    settings: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-3, "weight_decay": 0.5}
+    expected = torch.nn.Parameter(weight.clone())
+    adam = torch.optim.AdamW([expected], **settings, fused=True)
+    copy, moments = torch.empty(3, 32, dtype=BF16), (torch.zeros(3, 32), torch.zeros(3, 32))
+    for step in (1, 2, 3):
+        given = gradient * step
+        expected.grad = given * 0.25
+        adam.param_groups[0]["lr"] = 0.1 / step
+        adam.step()
+        cpu_kernels.adamw(
+            weight, copy, given, moments, step=step, learning_rate=0.1 / step, factor=0.25, **settings
+        )  # fmt: skip
+        assert not given.any(), "gradients are cleared"
+        torch.testing.assert_close(weight, expected.detach(), rtol=1e-6, atol=1e-7)
+        assert torch.equal(copy, weight.to(BF16))
+    torch.testing.assert_close(moments[1], adam.state[expected]["exp_avg_sq"], rtol=1e-6, atol=0)
+
+
+@served
+def test_gradients_are_added_in_float32() -> None:
+    total, part = torch.randn(5, 7), torch.randn(5, 7).to(BF16)
+    expected = total + part.float()
+    cpu_kernels.add_widened(total, part)
+    assert torch.equal(total, expected)
 
 
 @served
@@ -256,7 +312,8 @@ class TestMaking:
     @served
     def test_many_processes_make_one_library(self, home: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
-            made = [done.result() for done in [pool.submit(cpu_kernels._compiled, home) for _ in range(2)]]
+            asked = [pool.submit(cpu_kernels._compiled, home, cpu_kernels._FLAGS) for _ in range(2)]
+            made = [done.result() for done in asked]
         assert made[0] == made[1]
         assert list(home.iterdir()) == [made[0]]
 
@@ -276,7 +333,7 @@ class TestMaking:
 
     @staticmethod
     def refuse_in(home: Path):
-        def compiled(folder: Path) -> Path:
+        def compiled(folder: Path, options: tuple[str, ...]) -> Path:
             raise RuntimeError("in the home" if home in folder.parents else "in a folder of its own")
 
         return compiled

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -57,7 +57,19 @@ def reference(context: PackedContext | SharedPromptContext, given: Sequence[Tens
     return torch.cat(found, dim=1).transpose(0, 1)[None]
 
 
+@pytest.fixture(params=["tiles", "vectors"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Compute products on AMX tiles where the processor has them, or without them."""
+    if request.param == "vectors":
+        monkeypatch.setattr(cpu_kernels, "_TILES", {"no such flag": ""})
+    cpu_kernels._found.cache_clear()
+    yield
+    monkeypatch.undo()
+    cpu_kernels._found.cache_clear()
+
+
 @served
+@pytest.mark.usefixtures("products")
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
 @pytest.mark.parametrize("name", CONTEXTS)
 def test_values_and_gradients_are_float64s_to_bfloat16s_rounding(name: str, heads: tuple[int, int, int]) -> None:

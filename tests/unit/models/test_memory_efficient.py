@@ -12,8 +12,11 @@ from builders import SIZES
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.activations import ACT2FN
+from transformers.models.llama import modeling_llama
 
+from magicrl.models import cpu_kernels
 from magicrl.models.memory_efficient import (
+    _Rotary,
     gated_linear,
     rms_norm,
     use_memory_efficient_layers,
@@ -98,6 +101,27 @@ def test_bfloat16_gradients_are_no_further_from_float32() -> None:
         _, found = gradients(model)
         errors.append(sum(float((found[n].float() - exact[n]).square().sum()) for n in exact) ** 0.5)
     assert errors[1] < 1.1 * errors[0]
+
+
+@pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
+@pytest.mark.parametrize("heads", [1, 3])
+def test_rotations_by_a_kernel_are_the_models(heads: int) -> None:
+    own = modeling_llama.apply_rotary_pos_emb
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 5, n, 64).to(torch.bfloat16).requires_grad_() for n in (heads, 1))
+    angles = torch.rand(1, 5, 32).repeat(1, 1, 2) * 6
+    cos, sin = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
+    wide = [x.detach().double().requires_grad_() for x in (q, k)]
+    plain = own._own if isinstance(own, _Rotary) else own
+    found = _Rotary(plain)(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+    expected = plain(*(x.transpose(1, 2) for x in wide), cos.double(), sin.double())
+    pull = [torch.randn_like(x) for x in found]
+    gradients = torch.autograd.grad(found, (q, k), pull)
+    wanted = torch.autograd.grad(expected, wide, [x.double() for x in pull])
+    for one, other in zip((*found, *gradients), (*expected, *wanted), strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=2**-7, atol=2**-7)
+    use_memory_efficient_layers(model_of("llama", torch.bfloat16))
+    assert isinstance(modeling_llama.apply_rotary_pos_emb, _Rotary), "models of this file use it"
 
 
 def kept_bytes(model: Any) -> int:

@@ -125,14 +125,21 @@ def test_without_it_nearly_every_packing_shows() -> None:
 
 
 @pytest.mark.parametrize("exact", [True, False])
-def test_kernels_of_decoding_have_no_part_in_it(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels round differently. A bfloat16 engine that need not be exact uses them where the machine has them."""
-    asked = list[torch.dtype]()
-    monkeypatch.setattr(cpu_kernels, "library", lambda: asked.append(torch.bfloat16))
+def test_the_kernel_of_decodings_attention_has_no_part_in_it(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It adds over as many keys as there are. Kernels of norms and rotations see one row at a time."""
+    asked = list[int]()
+
+    attend_by_kernel: Any = cpu_kernels.DecodeKernel.__call__
+
+    def attend(*given: object) -> object:
+        asked.append(1)
+        return attend_by_kernel(*given)
+
+    monkeypatch.setattr(cpu_kernels.DecodeKernel, "__call__", attend)
     engine = engine_of(model_of("llama-one-head", torch.bfloat16, 0), 4, exact=exact)
     engine.submit([request(0, [5, 7, 9], size=2)])
     assert list(engine.finished())
-    assert bool(asked) != exact
+    assert bool(asked) is (not exact and cpu_kernels.missing() is None)
 
 
 def test_what_is_in_flight_goes_on_with_the_same_bits() -> None:

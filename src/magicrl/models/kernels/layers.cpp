@@ -1,0 +1,107 @@
+// The parts of a decoder layer between its matrix products, each rounded once.
+
+#include "vectors.h"
+
+namespace {
+
+// 1 / (1 + e^-x); NaN stays NaN
+inline __m512 sigmoid(__m512 x) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+  const __m512 small = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));  // at most 1
+  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+  return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, small), _mm512_add_ps(small, one));
+}
+
+}  // namespace
+
+extern "C" {
+
+// silu(gate) * up of [rows, width] each, in rows of `row` numbers, rounded once.
+void gated(bf16* out, const bf16* gate, const bf16* up, int64_t row, int64_t rows, int64_t width, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t i = 0; i < width; i += 16) {
+      const __m512 g = load(gate + r * row + i);
+      store(out + r * width + i, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid(g)), load(up + r * row + i)));
+    }
+}
+
+// Its gradients from `pull`, and its values again, `count` numbers each. With s = sigmoid(g), silu'(g) = s (1 + g - g s).
+void gated_backward(bf16* out, bf16* gate_slope, bf16* up_slope, const bf16* pull, const bf16* gate, const bf16* up,
+                    int64_t count, int threads) {
+  const __m512 one = _mm512_set1_ps(1.0f);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t i = 0; i < count; i += 16) {
+    const __m512 g = load(gate + i), u = load(up + i), p = load(pull + i), s = sigmoid(g);
+    const __m512 active = _mm512_mul_ps(g, s);
+    const __m512 slope = _mm512_mul_ps(s, _mm512_add_ps(one, _mm512_fnmadd_ps(active, one, g)));
+    store(out + i, _mm512_mul_ps(active, u));
+    store(gate_slope + i, _mm512_mul_ps(_mm512_mul_ps(p, u), slope));
+    store(up_slope + i, _mm512_mul_ps(p, active));
+  }
+}
+
+// The first `heads` heads of each row of `x`, rotated and rounded once: x cos + x' sin, x' being x with its halves in each
+// other's place and `sin` carrying the signs. `cos` and `sin` are [rows, dim]; `out` may be `x`.
+void rotate(bf16* out, int64_t out_row, const bf16* x, int64_t x_row, const bf16* cos, const bf16* sin, int64_t rows,
+            int64_t heads, int64_t dim, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t i = 0; i < dim / 2; i += 16) {
+      const int64_t j = i + dim / 2;
+      const __m512 c[2] = {load(cos + row * dim + i), load(cos + row * dim + j)};
+      const __m512 s[2] = {load(sin + row * dim + i), load(sin + row * dim + j)};
+      for (int64_t head = 0; head < heads; ++head) {
+        const bf16* from = x + row * x_row + head * dim;
+        bf16* place = out + row * out_row + head * dim;
+        const __m512 low = load(from + i), high = load(from + j);
+        store(place + i, _mm512_fmadd_ps(low, c[0], _mm512_mul_ps(high, s[0])));
+        store(place + j, _mm512_fmadd_ps(high, c[1], _mm512_mul_ps(low, s[1])));
+      }
+    }
+}
+
+// x / rms(x) * weight, rounded once.
+void normalise(bf16* out, const bf16* x, const bf16* weight, int64_t rows, int64_t width, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t row = 0; row < rows; ++row) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = row * width; i < (row + 1) * width; i += 16)
+      squares = _mm512_fmadd_ps(load(x + i), load(x + i), squares);
+    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps));
+    for (int64_t i = 0; i < width; i += 16)
+      store(out + row * width + i, _mm512_mul_ps(_mm512_mul_ps(load(x + row * width + i), scale), load(weight + i)));
+  }
+}
+
+// Its gradients from `pull`: that of x, rounded once, and that of the weight, float32 [ceil(rows / block), width] sums
+// over blocks of rows, so that they do not depend on the number of threads.
+void normalise_backward(bf16* x_slope, float* weight_slopes, const bf16* pull, const bf16* x, const bf16* weight,
+                        int64_t rows, int64_t width, int64_t block, float eps, int threads) {
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t first = 0; first < rows; first += block) {
+    float* sums = weight_slopes + first / block * width;
+    std::fill(sums, sums + width, 0.0f);
+    for (int64_t row = first; row < std::min(rows, first + block); ++row) {
+      const bf16 *from = x + row * width, *p = pull + row * width;
+      __m512 squares = _mm512_setzero_ps(), products = _mm512_setzero_ps();
+      for (int64_t i = 0; i < width; i += 16) {
+        const __m512 number = load(from + i);
+        squares = _mm512_fmadd_ps(number, number, squares);
+        products = _mm512_fmadd_ps(_mm512_mul_ps(load(p + i), load(weight + i)), number, products);
+      }
+      const float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps);
+      // the part along x, which a normalisation does not change
+      const __m512 along = _mm512_set1_ps(_mm512_reduce_add_ps(products) * factor * factor / float(width));
+      const __m512 scale = _mm512_set1_ps(factor);
+      for (int64_t i = 0; i < width; i += 16) {
+        const __m512 number = load(from + i), pulled = load(p + i);
+        const __m512 slope = _mm512_fnmadd_ps(number, along, _mm512_mul_ps(pulled, load(weight + i)));
+        store(x_slope + row * width + i, _mm512_mul_ps(slope, scale));
+        _mm512_storeu_ps(sums + i,
+                         _mm512_fmadd_ps(_mm512_mul_ps(pulled, scale), number, _mm512_loadu_ps(sums + i)));
+      }
+    }
+  }
+}
+}

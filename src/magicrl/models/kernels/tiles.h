@@ -1,0 +1,104 @@
+// Products on AMX tiles, for processors that have them and systems that allow their registers.
+
+#pragma once
+
+#include "vectors.h"
+
+#ifdef __AMX_BF16__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+constexpr int SIDE = 16;  // rows of a tile, and words of one of its rows
+
+inline int64_t whole_tiles(int64_t count) { return (count + SIDE - 1) / SIDE * SIDE; }
+
+#ifdef __AMX_BF16__
+
+// Linux gives a process tile registers on request, for all of its threads.
+inline bool has_tiles() {
+  constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM
+  static const bool granted = syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+  return granted;
+}
+
+// Eight tiles of 16 rows for the life of an object. oneDNN remembers what it configured in this thread, so that is
+// put back.
+class Tiles {
+ public:
+  Tiles() {
+    if (!has_tiles()) return;
+    _tile_storeconfig(before_);
+    alignas(64) uint8_t own[64] = {1};  // the palette
+    for (int tile = 0; tile < 8; ++tile) {
+      own[16 + 2 * tile] = 64;  // bytes of a row
+      own[48 + tile] = SIDE;
+    }
+    _tile_loadconfig(own);
+  }
+  ~Tiles() {
+    if (!has_tiles()) return;
+    if (before_[0])
+      _tile_loadconfig(before_);
+    else
+      _tile_release();
+  }
+  Tiles(const Tiles&) = delete;
+  Tiles& operator=(const Tiles&) = delete;
+
+ private:
+  alignas(64) uint8_t before_[64];
+};
+
+// c = a b, or c += a b, of float32 [16 I, 16 J] for I, J in {1, 2}, in whole tiles.
+template <int I, int J>
+inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
+                         int pairs, bool add) {
+  const int64_t c_bytes = 4 * c_row, a_bytes = 4 * a_row, b_bytes = 4 * b_row;
+  float* below = c + SIDE * c_row;
+  if (add) {
+    _tile_loadd(0, c, c_bytes);
+    if (J == 2) _tile_loadd(1, c + SIDE, c_bytes);
+    if (I == 2) _tile_loadd(2, below, c_bytes);
+    if (I == 2 && J == 2) _tile_loadd(3, below + SIDE, c_bytes);
+  } else {
+    _tile_zero(0);
+    if (J == 2) _tile_zero(1);
+    if (I == 2) _tile_zero(2);
+    if (I == 2 && J == 2) _tile_zero(3);
+  }
+  for (int pair = 0; pair < pairs; pair += SIDE) {
+    _tile_loadd(4, a + pair, a_bytes);
+    _tile_loadd(6, b + pair * b_row, b_bytes);
+    _tile_dpbf16ps(0, 4, 6);
+    if (J == 2) {
+      _tile_loadd(7, b + pair * b_row + SIDE, b_bytes);
+      _tile_dpbf16ps(1, 4, 7);
+    }
+    if (I == 2) {
+      _tile_loadd(5, a + SIDE * a_row + pair, a_bytes);
+      _tile_dpbf16ps(2, 5, 6);
+    }
+    if (I == 2 && J == 2) _tile_dpbf16ps(3, 5, 7);
+  }
+  _tile_stored(0, c, c_bytes);
+  if (J == 2) _tile_stored(1, c + SIDE, c_bytes);
+  if (I == 2) _tile_stored(2, below, c_bytes);
+  if (I == 2 && J == 2) _tile_stored(3, below + SIDE, c_bytes);
+}
+
+#else
+
+inline bool has_tiles() { return false; }
+class Tiles {
+ public:
+  Tiles() {}
+};
+template <int I, int J>
+inline void tile_product(float*, int64_t, const uint32_t*, int64_t, const uint32_t*, int64_t, int, bool) {}
+
+#endif
+
+}  // namespace
