@@ -175,7 +175,8 @@ def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, An
 PARTS = {
     "products": ("aten::mm", "aten::addmm", "aten::bmm"),
     "attention": ("magicrl::attend_row", "GeneratedBackwardFor_magicrl_attend_row", "aten::_scaled_dot_product"),
-    "optimizer": ("aten::_fused_adamw_",),
+    "optimizer": ("aten::_fused_adamw_", "magicrl::adamw"),
+    "norms, gates, rotations": ("_Norm", "_Gated", "_Rotated"),
     "copies": ("aten::copy_", "aten::fill_", "aten::cat", "aten::index_select"),
 }
 """Kinds of operators by the beginnings of their names; `attend_row`'s forward pass is called by its torch name."""

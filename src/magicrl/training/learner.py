@@ -395,7 +395,8 @@ class MasterOptimizer:
         gradients = self.gradients().values()
         factor = min(1.0, self._config.max_grad_norm / gradient_norm) if gradient_norm else 1.0
         if self._by_kernel:
-            self._step_by_kernel(learning_rate, factor)
+            with torch.profiler.record_function("magicrl::adamw"):
+                self._step_by_kernel(learning_rate, factor)
         else:
             if factor < 1.0:
                 for gradient in gradients:
