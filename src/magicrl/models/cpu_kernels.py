@@ -81,6 +81,15 @@ def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None) -> 
     return fits and library() is not None
 
 
+def serves(width: int, *tensors: Tensor) -> bool:
+    """Return whether kernels can read these tensors, of this width: bfloat16 on the CPU with memory of their own.
+
+    Fake and distributed tensors name a device too, and have no memory there.
+    """
+    plain = all(type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.bfloat16 for x in tensors)
+    return plain and all(has_kernels(x.dtype, x.device, width) for x in tensors)
+
+
 @functools.cache
 def bfloat16_speeds(width: int = 576, inner: int = 1536) -> tuple[float, float]:
     """Return how many times faster than in float32 one thread multiplies matrices in bfloat16.

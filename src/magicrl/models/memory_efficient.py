@@ -25,6 +25,7 @@ from magicrl.models.cpu_kernels import (
     normalised,
     normalised_backward,
     rotate,
+    serves,
 )
 
 _PROBED_ROWS, _PROBED_HEAD = 3, 64
@@ -45,7 +46,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
         ctx.eps = eps
-        ctx.kernels = not plus_one and weight.dtype == x.dtype and has_kernels(x.dtype, x.device, len(weight))
+        ctx.kernels = not plus_one and serves(len(weight), x, weight)
         if ctx.kernels:
             ctx.save_for_backward(x, weight)
             return normalised(x, weight, eps)
@@ -88,7 +89,7 @@ class _Gated(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
-        ctx.kernels = is_silu(activation) and has_kernels(gate.dtype, gate.device, gate.shape[-1])
+        ctx.kernels = is_silu(activation) and serves(gate.shape[-1], gate, up)
         if ctx.kernels:
             product = gated(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape)
         else:
@@ -132,10 +133,10 @@ class _Rotary:
 
     def __call__(self, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
         """Rotate ``[1, heads, tokens, dim]`` by ``[1, tokens, dim]``."""
-        packed = unsqueeze_dim == 1 and len(q) == len(cos) == 1 and q.shape[-1] == k.shape[-1] == cos.shape[-1]
-        alike = q.dtype == k.dtype == cos.dtype and has_kernels(q.dtype, q.device, q.shape[-1])
         # A compiler writes its own kernels.
-        if not packed or not alike or torch.compiler.is_compiling():
+        packed = not torch.compiler.is_compiling() and unsqueeze_dim == 1 and len(q) == len(k) == 1
+        alike = cos.shape == sin.shape == (1, *q.shape[2:]) and q.shape[2:] == k.shape[2:]
+        if not packed or not alike or not serves(q.shape[-1], q, k, cos, sin):
             return self._own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
         low, high = sin[0].chunk(2, dim=-1)
         signed = torch.cat((-low, high), dim=-1)
@@ -244,7 +245,7 @@ def _use_rotary(module: nn.Module) -> None:
     rotary: Any = _Rotary(own)
     try:
         found = [torch.cat([x.flatten() for x in function(*given)]) for function in (own, rotary)]
-    except TypeError:  # a function of the same name with other arguments
+    except (TypeError, RuntimeError):  # a function of the same name with other arguments or shapes
         return
     if torch.allclose(found[0].float(), found[1].float(), rtol=2**-6, atol=2**-6):
         file.apply_rotary_pos_emb = rotary

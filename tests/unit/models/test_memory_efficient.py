@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from builders import SIZES
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
@@ -122,6 +123,17 @@ def test_rotations_by_a_kernel_are_the_models(heads: int) -> None:
         torch.testing.assert_close(one.double(), other, rtol=2**-7, atol=2**-7)
     use_memory_efficient_layers(model_of("llama", torch.bfloat16))
     assert isinstance(modeling_llama.apply_rotary_pos_emb, _Rotary), "models of this file use it"
+
+
+def test_tensors_without_memory_reach_no_kernel() -> None:
+    """Fake tensors name the CPU as their device. A kernel that read one would end the process."""
+    use_memory_efficient_layers(model_of("llama", torch.bfloat16))
+    with FakeTensorMode():
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**SIZES | {"head_dim": 32}), dtype=torch.bfloat16)
+        x, weight = torch.zeros(2, 64, dtype=torch.bfloat16), torch.zeros(64, dtype=torch.bfloat16)
+        assert rms_norm(x, weight, 1e-5).shape == (2, 64)
+        assert gated_linear(x, x, None, nn.SiLU()).shape == (2, 64)
+        assert model(input_ids=torch.zeros(1, 4, dtype=torch.int64), use_cache=False).logits.shape[:2] == (1, 4)
 
 
 def kept_bytes(model: Any) -> int:
