@@ -34,7 +34,7 @@ _FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _TILES = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}  # flags for processors that have both
 _FLAGS = (
     "-O3",
-    "-ffp-contract=off",
+    "-ffp-contract=off",  # the source says where a product is rounded before a sum
     "-std=c++17",
     "-fPIC",
     "-fopenmp",
@@ -81,8 +81,10 @@ def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None) -> 
     return fits and library() is not None
 
 
-def serves(width: int, *tensors: Tensor) -> bool:
-    """Return whether kernels can read these tensors, of this width: bfloat16 on the CPU with memory of their own.
+def serves(*tensors: Tensor, width: int = _VECTOR) -> bool:
+    """Return whether kernels can read these tensors: bfloat16 on the CPU with memory of their own.
+
+    Those that compute row by row also need the ``width`` of a row.
 
     Fake and distributed tensors name a device too, and have no memory there.
     """

@@ -32,7 +32,7 @@ from magicrl.models.attention import EXACT, PLAIN
 from magicrl.models.cpu_kernels import gated, has_kernels, normalised, rotate
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
-from magicrl.models.memory_efficient import is_silu, rms_norm
+from magicrl.models.memory_efficient import is_silu, rms_norm, signed
 from magicrl.models.packing import AttentionContext
 
 # Model classes, and whether the stored norm weight is the factor itself (Gemma stores the factor minus 1).
@@ -226,9 +226,7 @@ class FusedDecoder:
         x = self._base.embed_tokens(tokens)
         cos, sin = self._base.rotary_emb(x, positions[None])
         # The sine includes the minus of `rotate_half`, once for all layers.
-        half = sin.shape[-1] // 2
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
-        cos, sin = cos[0, :, None], sin[0, :, None]
+        cos, sin = cos[0, :, None], signed(sin)[0, :, None]
         for layer in self._layers:
             x = layer(x, cos, sin, context)
         # The head is needed only where a token is sampled.

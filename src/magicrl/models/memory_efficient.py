@@ -46,7 +46,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
         ctx.eps = eps
-        ctx.kernels = not plus_one and serves(len(weight), x, weight)
+        ctx.kernels = not plus_one and serves(x, weight, width=len(weight))
         if ctx.kernels:
             ctx.save_for_backward(x, weight)
             return normalised(x, weight, eps)
@@ -89,7 +89,7 @@ class _Gated(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
-        ctx.kernels = is_silu(activation) and serves(gate.shape[-1], gate, up)
+        ctx.kernels = is_silu(activation) and serves(gate, up, width=gate.shape[-1])
         if ctx.kernels:
             product = gated(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape)
         else:
@@ -136,11 +136,16 @@ class _Rotary:
         # A compiler writes its own kernels.
         packed = not torch.compiler.is_compiling() and unsqueeze_dim == 1 and len(q) == len(k) == 1
         alike = cos.shape == sin.shape == (1, *q.shape[2:]) and q.shape[2:] == k.shape[2:]
-        if not packed or not alike or not serves(q.shape[-1], q, k, cos, sin):
+        if not packed or not alike or not serves(q, k, cos, sin, width=q.shape[-1]):
             return self._own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
-        low, high = sin[0].chunk(2, dim=-1)
-        signed = torch.cat((-low, high), dim=-1)
-        return cast(Tensor, _Rotated.apply(q, cos[0], signed)), cast(Tensor, _Rotated.apply(k, cos[0], signed))
+        signs = signed(sin[0])
+        return cast(Tensor, _Rotated.apply(q, cos[0], signs)), cast(Tensor, _Rotated.apply(k, cos[0], signs))
+
+
+def signed(sin: Tensor) -> Tensor:
+    """Return the sine with the minus of `rotate_half` in its first half."""
+    low, high = sin.chunk(2, dim=-1)
+    return torch.cat((-low, high), dim=-1)
 
 
 class _Rotated(torch.autograd.Function):
@@ -216,8 +221,9 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
     A layer that differs by more than the rounding of its dtype keeps its own forward.
     """
     found = {"norms": 0, "gated": 0}
+    for name in {type(module).__module__ for module in model.modules()}:
+        _use_rotary(sys.modules.get(name))
     for module in model.modules():
-        _use_rotary(module)
         norm = _as_norm(module)
         if norm is not None:
             module.forward = norm
@@ -230,12 +236,11 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
     return found
 
 
-def _use_rotary(module: nn.Module) -> None:
-    """Replace the rotary function that an attention layer's file calls, for all models of that file.
+def _use_rotary(file: Any) -> None:
+    """Replace the rotary function that the attention layers of a file call, for all models of that file.
 
     The function decides at each call whether a kernel serves it: sharded weights are float32 and gathered in bfloat16.
     """
-    file: Any = sys.modules[type(module).__module__]
     own = getattr(file, "apply_rotary_pos_emb", None)
     if own is None or isinstance(own, _Rotary) or not has_kernels(torch.bfloat16, torch.device("cpu"), _PROBED_HEAD):
         return

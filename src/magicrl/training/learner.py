@@ -23,7 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.schema import AdamWConfig, ModelConfig, OptimizerConfig
 from magicrl.models.adapters import ADAPTER, LoraAdapters
-from magicrl.models.cpu_kernels import adamw, add_widened, has_kernels
+from magicrl.models.cpu_kernels import adamw, add_widened, serves
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer, scorer_settings
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -228,7 +228,6 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 _MUON = ("momentum_buffer",)
 # Values per buffer: 4 MiB in float32.
 _WIDEN_CHUNK = 1 << 20
-_VECTOR = 32  # a width that every kernel serves
 # Values per partial sum in float32. The partial sums are added in float64.
 _NORM_CHUNK = 1 << 12
 
@@ -271,8 +270,6 @@ class MasterOptimizer:
             # Added at once, so that at most one layer's gradients exist twice.
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
         self._shared = all(m is self._compute[name] for name, m in self._masters.items())
-        first = next(iter(self._masters.values()))
-        kernels = has_kernels(compute_dtype, first.device, _VECTOR)
         muon = config if isinstance(config, OptimizerConfig) and config.kind == "muon" else None
         matrices = set[str]() if muon is None else muon_matrices(parameters)
         self._moments = {name: _MUON if name in matrices else _MOMENTS for name in self._masters}
@@ -296,7 +293,7 @@ class MasterOptimizer:
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
-        self._by_kernel = kernels and muon is None
+        self._by_kernel = muon is None and serves(*self._compute.values())
         self.steps = 0
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
@@ -538,7 +535,7 @@ def _add_to_master(master: Tensor, parameter: Tensor) -> None:
     if parameter.grad is None:
         return
     assert master.grad is not None
-    if has_kernels(parameter.dtype, parameter.device, _VECTOR):
+    if serves(parameter.grad):
         add_widened(master.grad, parameter.grad)
         parameter.grad = None
         return

@@ -52,41 +52,39 @@ class Tiles {
   alignas(64) uint8_t before_[64];
 };
 
-// c = a b, or c += a b, of float32 [16 I, 16 J] for I, J in {1, 2}, in whole tiles.
-template <int I, int J>
+// c = a b, or c += a b, of float32 [16 I, 32] for I in {1, 2}, in whole tiles.
+template <int I>
 inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
                          int pairs, bool add) {
   const int64_t c_bytes = 4 * c_row, a_bytes = 4 * a_row, b_bytes = 4 * b_row;
   float* below = c + SIDE * c_row;
   if (add) {
     _tile_loadd(0, c, c_bytes);
-    if (J == 2) _tile_loadd(1, c + SIDE, c_bytes);
+    _tile_loadd(1, c + SIDE, c_bytes);
     if (I == 2) _tile_loadd(2, below, c_bytes);
-    if (I == 2 && J == 2) _tile_loadd(3, below + SIDE, c_bytes);
+    if (I == 2) _tile_loadd(3, below + SIDE, c_bytes);
   } else {
     _tile_zero(0);
-    if (J == 2) _tile_zero(1);
+    _tile_zero(1);
     if (I == 2) _tile_zero(2);
-    if (I == 2 && J == 2) _tile_zero(3);
+    if (I == 2) _tile_zero(3);
   }
   for (int pair = 0; pair < pairs; pair += SIDE) {
     _tile_loadd(4, a + pair, a_bytes);
     _tile_loadd(6, b + pair * b_row, b_bytes);
+    _tile_loadd(7, b + pair * b_row + SIDE, b_bytes);
     _tile_dpbf16ps(0, 4, 6);
-    if (J == 2) {
-      _tile_loadd(7, b + pair * b_row + SIDE, b_bytes);
-      _tile_dpbf16ps(1, 4, 7);
-    }
+    _tile_dpbf16ps(1, 4, 7);
     if (I == 2) {
       _tile_loadd(5, a + SIDE * a_row + pair, a_bytes);
       _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
     }
-    if (I == 2 && J == 2) _tile_dpbf16ps(3, 5, 7);
   }
   _tile_stored(0, c, c_bytes);
-  if (J == 2) _tile_stored(1, c + SIDE, c_bytes);
+  _tile_stored(1, c + SIDE, c_bytes);
   if (I == 2) _tile_stored(2, below, c_bytes);
-  if (I == 2 && J == 2) _tile_stored(3, below + SIDE, c_bytes);
+  if (I == 2) _tile_stored(3, below + SIDE, c_bytes);
 }
 
 #else
@@ -96,7 +94,7 @@ class Tiles {
  public:
   Tiles() {}
 };
-template <int I, int J>
+template <int I>
 inline void tile_product(float*, int64_t, const uint32_t*, int64_t, const uint32_t*, int64_t, int, bool) {}
 
 #endif
