@@ -210,6 +210,11 @@ class Verdict:
         return self.outcome is Outcome.CORRECT
 
     @property
+    def answered(self) -> bool:
+        """Whether the response holds something to judge: any status but ``no_answer`` and ``no_code``."""
+        return self.status not in NO_ANSWER
+
+    @property
     def reward(self) -> float:
         """Reward of the response before truncation is considered."""
         return float(self.correct) if self.score is None else self.score

@@ -109,7 +109,7 @@ _MAX_SEGMENT = 300
 
 _LETTER = re.compile(r"(?<![A-Za-z\d\\$'’])[(\[（]?(?P<letter>[A-J])[)\]）]?(?![A-Za-zÀ-ɏ\u1e00-\u1eff\d'’])")
 _FORMULA_LETTER = re.compile(r"\A\s*(?:option|choice|letter)?\s*\$([A-J])\$(?=\W*\Z)")
-_FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f]|\*)")
+_FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f‘’]|\*)")
 _CALLED_RIGHT = re.compile(
     r"(?<![A-Za-z\d])[(]?(?P<letter>[A-J])[)]?\s+(?:is|must be|est|es|ist)\s+(?:the\s+|la\s+|die\s+)?(?:only\s+)?"
     r"(?:correct|right|best|true|correcte?|bonne|correcta|richtig)"
