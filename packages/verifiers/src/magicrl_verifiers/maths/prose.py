@@ -90,7 +90,9 @@ _RIVAL = re.compile(
 """Text between an announced value and another one that makes it a part or a case: *7 in 9*, *7 for odd n and 8*."""
 _ITEMS = re.compile(r"(?:\A|(?<=[.!?:;])\s|\n)\s*\(?(?P<number>\d{1,2})[.)]\s+(?=\S)")
 _SAID_IN_WORDS = re.compile(
-    r"(?:\b(?:is|are|equals|get|gives|makes)|\A\W*(?:so|thus|hence|therefore),?) (?P<value>[a-z]+(?:[ -][a-z]+){0,5})\W*\Z", re.IGNORECASE
+    r"(?:\b(?:is|are|equals|get|gives|makes)|\A\W*(?:so|thus|hence|therefore),?) "
+    r"(?P<value>[a-z]+(?:[ -][a-z]+){0,5})\W*\Z",
+    re.IGNORECASE,
 )
 _NAMED_VALUE = re.compile(r"[A-Za-z](?:_\w)?\s*=[^=]*")
 _OF_NAMES = re.compile(r"[^=]*[\w})]\s*(?:[-+*/]|\\cdot)[^=]*=[^=]*")
