@@ -288,6 +288,7 @@ class Chaos:
         """Lose everything that this case loses, one after the other."""
         if case.apart:
             self.lose_the_network(REPLICA, "while replicas generate", 0.2)
+            self.lose_a_node(0.2)  # what was on it moves behind the cable
             self.lose_the_network(RANK, "while ranks learn", 0.3)
             return
         self.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0])

@@ -43,7 +43,6 @@ class NodeFacts:
 
     host: str
     versions: dict[str, str]  # of Python and of the installed packages
-    resolves_to: str  # address of the machine's own name
     clock: float  # seconds since the epoch there
     memory: tuple[int, int]  # (free, all) bytes
     shared_memory: int  # bytes of /dev/shm, which holds the object store
@@ -58,14 +57,9 @@ class Probe:
         import torch
 
         memory = psutil.virtual_memory()
-        try:
-            address = socket.gethostbyname(socket.gethostname())
-        except OSError:
-            address = "no address"
         return NodeFacts(
             host=socket.gethostname(),
             versions=versions(),
-            resolves_to=address,
             clock=time.time(),
             memory=(memory.available, memory.total),
             shared_memory=shutil.disk_usage("/dev/shm").total,
@@ -97,7 +91,7 @@ def examine_cluster(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[N
     """
     findings = [_of_token()]
     probes: list[tuple[Node, Any]] = []
-    here, several = versions(), len({node.address for node in nodes}) > 1
+    here = versions()
     for node in nodes:
         try:
             actor = probe(node)
@@ -109,7 +103,7 @@ def examine_cluster(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[N
             continue
         probes.append((node, actor))
         findings += [_of_versions(node, facts, here)]
-        findings += _of_node(node, facts, need=megabytes << 20, behind=behind, several=several)
+        findings += _of_node(node, facts, need=megabytes << 20, behind=behind)
     if not probes:
         return findings
     return [*findings, *_of_ports(probes), *_of_weights(probes, megabytes)]
@@ -150,7 +144,7 @@ def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
     return _finding(f"versions on {node.name}", ", ".join(shown), remedy if unlike else "")
 
 
-def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float, several: bool) -> Iterator[Finding]:
+def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float) -> Iterator[Finding]:
     """Check GPUs, memory, object store (for weights of ``need`` bytes), address and clock of one node."""
     # a probe reserves no GPU and therefore sees all of them
     seen, what = len(facts.gpus), f"GPUs of {node.name}"
@@ -173,14 +167,6 @@ def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float, several:
         remedy = f"/dev/shm has {facts.shared_memory >> 20}, so that it lies on disk and is slow; enlarge /dev/shm"
         on_disk = facts.shared_memory < node.object_store
         yield _finding(what, text, remedy if on_disk else "", status="warning")
-
-    remedy = (
-        "other nodes cannot reach that; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network's interface "
-        "before `ray start`, or correct /etc/hosts"
-    )
-    unreachable = facts.resolves_to.startswith("127.") and several
-    text = f"{facts.host} is {facts.resolves_to}"
-    yield _finding(f"own address of {node.name}", text, remedy if unreachable else "")
 
     remedy = "timelines would mislead; turn on NTP" if abs(behind) > _CLOCK_SECONDS else ""
     yield _finding(f"clock of {node.name}", f"{1000 * behind:+.0f} ms behind", remedy, status="warning")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from magicrl.distributed.runtime import see_only
+from magicrl.distributed.runtime import node_network, see_only
 from magicrl.distributed.tensors import Payload, unpack
 from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Completion, RolloutGroup, RolloutRequest
@@ -69,6 +69,10 @@ class Replica:
 
     async def start(self) -> ReplicaFacts:
         """Make the engine on the thread that will drive it (Ray calls ``__init__`` on another); return its facts."""
+        import ray
+
+        if ray.is_initialized():
+            node_network()
         torch.set_num_threads(self._threads)  # of this thread
         self._engine = self._make()
         self._generating = asyncio.create_task(self._generate())

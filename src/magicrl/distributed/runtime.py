@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError
 
@@ -193,3 +195,18 @@ def see_only(numbers: Sequence[str]) -> None:
     """Make only these GPUs visible to this process, before its first use of CUDA; no numbers change nothing."""
     if numbers:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(numbers)
+
+
+def node_network() -> str:
+    """Make gloo in this process use the network interface of its Ray node, and return the node's address there.
+
+    By default gloo takes the interface that the host's name resolves to: often loopback, or on a host with several
+    networks another one than ``ray start --node-ip-address`` names. ``GLOO_SOCKET_IFNAME`` of the user is kept.
+    """
+    import ray
+
+    address = str(ray.util.get_node_ip_address())
+    for interface, places in psutil.net_if_addrs().items():
+        if any(place.address == address for place in places):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    return address

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from json_server import free_port
 
@@ -31,7 +32,7 @@ from magicrl.distributed.cluster_parts import ClusterParts, rank_options
 from magicrl.distributed.doctor import NodeFacts, _of_node
 from magicrl.distributed.learner.learner import DistributedLearner, ShardedReference
 from magicrl.distributed.learner.sharding import RankSettings
-from magicrl.distributed.runtime import ClusterError, Node, check_room, nodes
+from magicrl.distributed.runtime import ClusterError, Node, check_room, node_network, nodes
 from magicrl.models.loading import LoadedModel, load_policy
 from magicrl.planning.memory import NodeRoom, beside_ranks
 from magicrl.training import assemble
@@ -98,13 +99,28 @@ def test_an_actor_needs_a_node_that_has_room_for_all_of_it() -> None:
         check_room("replicas", 3, cpus=2, key="k", alive=alive)
 
 
+def test_gloo_uses_the_interface_of_the_nodes_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    loopback = next(
+        name for name, places in psutil.net_if_addrs().items() if any(p.address == "127.0.0.1" for p in places)
+    )
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "the user's")
+    assert node_network() == "127.0.0.1"
+    assert os.environ["GLOO_SOCKET_IFNAME"] == "the user's"
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME")
+    node_network()
+    assert os.environ["GLOO_SOCKET_IFNAME"] == loopback
+
+
 @pytest.mark.parametrize(("behind", "status"), [(0.001, "ok"), (5.0, "warning"), (-5.0, "warning")])
 def test_a_clock_that_is_ahead_or_behind_is_reported(behind: float, status: str) -> None:
     facts = NodeFacts(
-        host="h", versions={}, resolves_to="10.0.0.1", clock=0.0, memory=(1 << 34, 1 << 35), shared_memory=1 << 34,
+        host="h", versions={}, clock=0.0, memory=(1 << 34, 1 << 35), shared_memory=1 << 34,
         gpus=(), threads=2,
     )  # fmt: skip
-    found = {f.what: f for f in _of_node(node("a", cpus=2), facts, need=1, behind=behind, several=True)}
+    found = {f.what: f for f in _of_node(node("a", cpus=2), facts, need=1, behind=behind)}
     assert found["clock of a/a"].status == status
     assert {finding.status for what, finding in found.items() if "clock" not in what} == {"ok"}
 

@@ -298,12 +298,12 @@ class _RankActor:
     def __init__(self, file: str | None, numbers: Sequence[str] = (), place: int = 0) -> None:
         import ray
 
-        from magicrl.distributed.runtime import see_only
+        from magicrl.distributed.runtime import node_network, see_only
 
         if file is not None:
             keep_output(file)
         see_only(numbers[place : place + 1])
-        self._rank = LearnerRank(cast(Any, ray).get_runtime_context().get_node_id())
+        self._rank = LearnerRank(cast(Any, ray).get_runtime_context().get_node_id(), node_network())
 
     def answer(self, method: str, *arguments: Any) -> Answer:
         return answer_call(self._rank, method, arguments)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,10 +82,11 @@ class LearnerRank:
 
     Args:
         node: Name of the node on which it runs.
+        address: The node's address, at which other ranks and rollout engines reach this one.
     """
 
-    def __init__(self, node: str) -> None:
-        self._node = node
+    def __init__(self, node: str, address: str = "127.0.0.1") -> None:
+        self._node, self._address = node, address
         self._rank, self._ranks = 0, 0
         self._receivers: WeightGroup | None = None  # group with the workers of rollout engines, on rank 0
         self._writer = ShardWriter()
@@ -108,15 +108,13 @@ class LearnerRank:
         The port stays open from now on. A port that was only found free could belong to another process by the time it
         is used, and the other ranks would wait until their time limit.
         """
-        host = _own_address()
-        self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return host, self._store.port
+        self._store = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+        return self._address, self._store.port
 
     def open_receivers_store(self) -> tuple[str, int]:
         """Open a store at which rank 0 and the workers of rollout engines find each other; as `open_store`."""
-        host = _own_address()
-        self._receivers_store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
-        return host, self._receivers_store.port
+        self._receivers_store = TCPStore(self._address, 0, is_master=True, wait_for_workers=False)
+        return self._address, self._receivers_store.port
 
     def configure(self, settings: RankSettings, store: tuple[str, int], rank: int, ranks: int) -> str:
         """Join the other ranks at rank 0's ``store`` as number ``rank`` and load a shard of the starting model.
@@ -356,13 +354,3 @@ def _device(name: str) -> torch.device:
     device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")) % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def _own_address() -> str:
-    """Return the address by which other nodes reach this node, or loopback if it has no other."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # a documentation address: nothing is sent
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])

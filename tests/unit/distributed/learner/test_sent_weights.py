@@ -166,8 +166,10 @@ def test_who_joins_again_leaves_the_group_before(nccl: dict[str, Any]) -> None:
 
 
 def test_a_port_of_the_weight_group_is_held_from_the_moment_it_is_named() -> None:
-    rank = LearnerRank("node")
+    rank = LearnerRank("node", "127.0.0.2")
+    assert rank.open_store()[0] == "127.0.0.2", "not the address of another network of the host"
     host, port = rank.open_receivers_store()
+    assert host == "127.0.0.2"
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
         other.bind((host, port))
 
