@@ -290,6 +290,11 @@ class ScoredGroup:
         """``[G]`` bool, True if the response was truncated at T."""
         return np.array([c.truncated for c in self.group.completions], dtype=np.bool_)
 
+    @property
+    def answered(self) -> NDArray[np.bool_]:
+        """``[G]`` bool, True if the response was not truncated and holds something to judge."""
+        return np.array([verdict.answered for verdict in self.verdicts], dtype=np.bool_) & ~self.truncated
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainSample:

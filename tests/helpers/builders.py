@@ -10,14 +10,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from magicrl.algorithms.advantages import score_group
 from magicrl.evaluation.samples import SampleRow
 from magicrl.records import (
     Completion,
     FinishReason,
     Problem,
+    RolloutGroup,
     RolloutRequest,
     SamplingParams,
+    ScoredGroup,
     TrainSample,
+    Verdict,
     frozen_floats,
     frozen_tokens,
 )
@@ -77,6 +81,13 @@ def completion(tokens: Tokens, **further: Any) -> Completion:
         "policy_version": 0,
     }
     return Completion(tokens=known, **given | further)
+
+
+def scored_group(*verdicts: Verdict, truncated: int = 0, draw: int = 0) -> ScoredGroup:
+    """Return a group with one response of one token per verdict. The last ``truncated`` of them are truncated."""
+    ends = [FinishReason.STOP] * (len(verdicts) - truncated) + [FinishReason.LENGTH] * truncated
+    completions = tuple(completion([2], finish_reason=end) for end in ends)
+    return score_group(RolloutGroup(request=request(draw, [1], size=len(ends)), completions=completions), verdicts)
 
 
 def train_sample(prompt: Tokens, tokens: Tokens, **further: Any) -> TrainSample:

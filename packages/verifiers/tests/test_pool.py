@@ -111,6 +111,7 @@ def test_maths_verdicts(
     assert (verdict.status, verdict.decided_by) == (status, decided_by)
     expected = {"matched": Outcome.CORRECT, "reference_unparsable": Outcome.NOT_JUDGED}.get(status, Outcome.WRONG)
     assert verdict.outcome is expected
+    assert verdict.seconds > 0
 
 
 def test_an_answer_that_hangs_is_wrong_and_its_neighbours_are_unharmed(pool: VerifierPool) -> None:

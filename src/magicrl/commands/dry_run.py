@@ -98,6 +98,9 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
             "engine: in_process, since vLLM is not installed here; the run itself needs pip install 'magicrl[vllm-gpu]'"
         )
     tree["algorithm"] |= {"reject_zero_advantage": False, "refill": "none"}
+    tree["algorithm"]["advantage_k"] = min(GROUP, config.algorithm.advantage_k)
+    if config.algorithm.overlong_buffer is not None:
+        tree["algorithm"]["overlong_buffer"] = min(TOKENS - 1, config.algorithm.overlong_buffer)
     replaced.append("no group is rejected: random weights solve nothing")
     tree["stages"] = [_stage(stage) for stage in tree["stages"]]
     lengths = ", ".join(str(stage.max_tokens) for stage in config.stages)

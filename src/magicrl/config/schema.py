@@ -46,7 +46,7 @@ class StartConfig(Section):
 
 
 class VllmConfig(Section):
-    """Settings that only vLLM has. They need ``rollout.engine = "vllm"``."""
+    """Settings that only vLLM has. Other engines do not read them."""
 
     cache_mb: int | None = Field(default=None, ge=1)
     """Size of the KV cache in MiB. Default: ``rollout.memory_limit_mb`` on a CPU, the memory that ``gpu_share`` leaves

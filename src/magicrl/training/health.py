@@ -53,6 +53,7 @@ NOT_JUDGED = "train/not_judged/ratio"
 LENGTH, TRUNCATION, REJECTED = "length/mean", "train/truncation/ratio", "groups/rejected/ratio"
 TEACHER_KL = "learner/teacher_kl"
 CLIPPED, SGD_STEPS, SAMPLER_GAP = "learner/clip_ratio", "learner/sgd_steps", "learner/sampler_gap_mean"
+LARGEST_RATIO = "learner/ratio_max"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -238,6 +239,7 @@ def answers_not_judged(series: Series) -> str | None:
 @rule(
     "info",
     CLIPPED,
+    LARGEST_RATIO,
     SGD_STEPS,
     remedy="The policy hardly moves between the updates of one batch: optimizer.learning_rate may be too low.",
 )
@@ -246,6 +248,9 @@ def clip_never_acts(series: Series) -> str | None:
     clipped, sgd_steps = last(series, 4 * RECENT, CLIPPED), last(series, 1, SGD_STEPS)
     # With one update the ratio is exactly 1 and nothing can be clipped.
     if not clipped or any(clipped) or not sgd_steps or sgd_steps[0] <= 1:
+        return None
+    # A loss without a clip (pg, sapo) reports no clipped token however far the policy moves.
+    if max(last(series, 4 * RECENT, LARGEST_RATIO), default=1.0) > 1.2:
         return None
     return f"no token clipped in {len(clipped)} training steps of {sgd_steps[0]:.0f} updates each"
 

@@ -23,11 +23,10 @@ from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.hardware import peak_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
-from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict, reward_earned
+from magicrl.records import FloatArray, ScoredGroup, TrainBatch, reward_earned
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import Judging, SampledAnswers, unjudged_text
 from magicrl.training.protocols import OnDevices, TrainingStopped, WorkSpan
-from magicrl_verifiers.records import NO_ANSWER
 
 Part = Literal["rollout", "train", "other"]
 
@@ -190,7 +189,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         ),
         "train/accuracy_nontruncated/mean": _mean(finished),
         "train/reward/mean": _mean(rewards),
-        "train/answered/ratio": answered_share([g.group.completions for g in groups], [g.verdicts for g in groups]),
+        "train/answered/ratio": float(np.mean([one for g in groups for one in g.answered])),
         # Over all responses: one without a verdict can be truncated too.
         "train/truncation/ratio": float(np.mean([c.truncated for g in groups for c in g.group.completions])),
         "train/not_judged/ratio": float(np.mean([~counted for g in groups for counted in g.counted])),
@@ -227,16 +226,10 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
         mixed=sum(len(np.unique(group.rewards[group.counted])) > 1 for group in judged) / len(groups),
         correct=float(np.concatenate(right).mean()),
         truncated=float(np.mean([c.truncated for group in judged for c in group.group.completions])),
-        answered=answered_share([g.group.completions for g in judged], [g.verdicts for g in judged]),
+        answered=float(np.mean([one for g in judged for one in g.answered])),
         judging=judging,
         entropy=float(np.concatenate(entropies).mean()) if entropies else None,
     )
-
-
-def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterable[Sequence[Verdict]]) -> float:
-    """Return the share of complete responses with an answer that the verifier could read. One sequence per group."""
-    pairs = [pair for c, v in zip(completions, verdicts, strict=True) for pair in zip(c, v, strict=True)]
-    return float(np.mean([not completion.truncated and v.status not in NO_ANSWER for completion, v in pairs]))
 
 
 def _clustered_error(values_N: NDArray[np.float64], keys: Sequence[str]) -> float | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
+from magicrl.commands.dry_run import shrink
 from magicrl.commands.main import app, main
 from magicrl.commands.plan import planned
 from magicrl.commands.train import minutes_needed
@@ -84,6 +85,18 @@ def test_a_teacher_has_the_tokenizer_of_the_miniature(
     )
     assert words in told
     assert "it builds" in told
+
+
+def test_limits_that_fit_the_recipes_stages_fit_those_of_a_dry_run(tmp_path: Path) -> None:
+    advantage = [
+        "stages.0.max_tokens=32",
+        "algorithm.overlong_buffer=20",
+        'algorithm.advantage="pass_at_k"',
+        "algorithm.advantage_k=4",
+    ]
+    shrunk, _ = shrink(load_train_recipe(RECIPES / "tiny.toml", advantage), tmp_path)
+    assert shrunk.algorithm.overlong_buffer < shrunk.stages[0].max_tokens
+    assert shrunk.algorithm.advantage_k <= shrunk.stages[0].group_size
 
 
 def test_a_miniature_has_the_architecture(tmp_path: Path) -> None:

@@ -207,6 +207,10 @@ def test_a_good_run_has_no_finding() -> None:
         # on-policy: the ratio is exactly 1, nothing can be clipped
         ("clip_never_acts", run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(1))),
         ("clip_never_acts", run(30, learner__clip_ratio=flat(0.001), learner__sgd_steps=flat(4))),
+        (
+            "clip_never_acts",
+            run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(4), learner__ratio_max=flat(1.5)),
+        ),
         ("clip_share_high", run(30, learner__clip_ratio=flat(0.02), learner__sgd_steps=flat(4))),
         ("sampler_gap", run(30, learner__sampler_gap_mean=flat(0.05))),
         (

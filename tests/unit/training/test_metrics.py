@@ -1,4 +1,4 @@
-"""Staleness, throughput and the timeline of workers."""
+"""Metrics of a step: rollouts, staleness, throughput and the timeline of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import completion as response
-from builders import request
+from builders import request, scored_group
 
 from magicrl.config.loader import load_train_recipe
 from magicrl.planning.costs import sequence_work
@@ -31,11 +31,13 @@ from magicrl.training.metrics import (
     Throughput,
     merge_updates,
     rates,
+    rollout_metrics,
     sampled_work,
     trained_work,
 )
 from magicrl.training.protocols import TrainingStopped, WorkSpan
 from magicrl.training.session import Workers
+from magicrl_verifiers.records import make_verdict
 
 
 def completion(version: int, spans: tuple[tuple[int, int], ...] = ()) -> Completion:
@@ -163,6 +165,15 @@ def test_the_updates_of_a_step_as_one() -> None:
         "learner/ratio_max": 2.0,
         "learner/learning_rate": 2e-3,
     }
+
+
+def test_a_truncated_response_and_one_without_an_answer_are_not_answered() -> None:
+    matched, mismatch, none = make_verdict("matched"), make_verdict("mismatch"), make_verdict("no_answer")
+    group = scored_group(matched, mismatch, none, matched, truncated=1)
+    assert group.answered.tolist() == [True, True, False, False]
+    values = rollout_metrics([group, scored_group(make_verdict("no_code"))])
+    assert values["train/answered/ratio"] == 2 / 5
+    assert values["train/accuracy/mean"] == pytest.approx(1 / 5)
 
 
 def test_rates_by_hand() -> None:

@@ -127,7 +127,8 @@ class IsolatedHandler(RequestHandler):
         random.seed(0)  # a verdict must not depend on the items before it
         if request["distrust"]:
             self._verifier.distrust(request["references"])
-        retire = False
+        # of the thread: with a limit of CPU time, Linux counts that of a process in ticks
+        retire, start = False, time.thread_time()
         try:
             verdict = self._verifier.judge(request["references"], request["response"])
             verdict = dataclasses.replace(verdict, reason=verdict.reason[:_MAX_REASON])
@@ -137,6 +138,7 @@ class IsolatedHandler(RequestHandler):
             verdict = self._failed("unparsable", "the answer is nested too deeply")
         except Exception as error:  # noqa: BLE001 - hostile text may raise anything; it must not end the worker
             verdict = self._failed("unparsable", f"the verifier raised {type(error).__name__}")
+        verdict = dataclasses.replace(verdict, seconds=time.thread_time() - start)
         self._handled += 1
         retire = retire or self._handled >= MAX_ITEMS or psutil.Process().memory_info().rss > self._most_resident
         return {"verdict": dataclasses.asdict(verdict), "retire": retire}

@@ -189,7 +189,8 @@ class Verdict:
         reason: one sentence for a person.
         decided_by: the step that decided, e.g. ``string``, ``math_verify``.
         extracted: the answer that was judged, if one was found.
-        seconds: wall-clock seconds the judgement took.
+        seconds: CPU seconds of the judgement, with those of a program; wall-clock seconds of a reward function, and
+            where a worker was lost.
         score: what a graded reward gives the response; None: 1 for a correct one, else 0.
         metrics: further numbers of a graded reward, averaged over a step.
         parts: weight and score of each reward, if there are several (`several`); a score of None is not judged.
@@ -208,6 +209,11 @@ class Verdict:
     @property
     def correct(self) -> bool:
         return self.outcome is Outcome.CORRECT
+
+    @property
+    def answered(self) -> bool:
+        """Whether the response holds something to judge: any status but ``no_answer`` and ``no_code``."""
+        return self.status not in NO_ANSWER
 
     @property
     def reward(self) -> float:

@@ -13,7 +13,6 @@ does not change a verdict. A much longer wall-clock limit catches a worker that 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import itertools
 import json
@@ -457,7 +456,7 @@ class WorkerProtocol(ABC):
             # a worker reads hostile text: a status that does not go with its outcome is none of ours
             known = OUTCOME_OF_STATUS.get(verdict.status) is verdict.outcome
             if known and len(verdict.extracted or "") <= MAX_EXTRACTED + 3:
-                return dataclasses.replace(verdict, seconds=seconds)
+                return verdict
         except ValueError:
             pass
         return self.lost("the worker sent a malformed verdict", seconds)

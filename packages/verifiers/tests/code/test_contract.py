@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,17 @@ def _probes(file: str) -> list[Probe]:
     return probes
 
 
+def _hostile() -> list[Probe]:
+    """Return the rows of ``hostile_probes.toml``: each group has its tests, and the programs by their outcome."""
+    groups = tomllib.loads(Path(__file__).with_name("hostile_probes.toml").read_text())["groups"]
+    return [
+        Probe(name=f"{group['name']}, {outcome} {number}", program=program, tests=group, outcome=outcome, why=[])
+        for group in groups
+        for outcome in ("correct", "wrong")
+        for number, program in enumerate(group.pop(outcome), 1)
+    ]
+
+
 def _outcome(judge: CodeJudge, probe: Probe) -> tuple[str, str]:
     try:
         verdict = judge.judge_program(probe.program, parse_suite(probe.tests))
@@ -70,7 +82,9 @@ def test_the_probes_have_their_outcome(tiered: CodeJudge, probe: Probe) -> None:
 
 
 @pytest.mark.parametrize(
-    "probe", [*_probes("form_probes.txt"), *_probes("blind_probes.txt")], ids=lambda probe: probe.name
+    "probe",
+    [*_probes("form_probes.txt"), *_probes("blind_probes.txt"), *_hostile()],
+    ids=lambda probe: probe.name,
 )
 def test_what_is_collected_runs_or_is_not_judged(judge: CodeJudge, probe: Probe) -> None:
     outcome, reason = _outcome(judge, probe)

@@ -51,6 +51,13 @@ def test_many_items_keep_their_order_and_their_problem(pool: CodePool) -> None:
     assert pool.result(pool.submit(problem(), [])) == ()
 
 
+def test_seconds_are_cpu_time(pool: CodePool) -> None:
+    slow = "```python\nimport time\ntime.sleep(1)\nprint(input())\n```"
+    (verdict,) = pool.result(pool.submit(problem(), [slow]))
+    assert verdict.correct
+    assert 0 < verdict.seconds < 0.7
+
+
 def test_items_survive_the_death_of_their_worker(pool: CodePool, until: Until) -> None:
     pool.warm_up()
     worker = psutil.Process(pool.worker_pids[0])

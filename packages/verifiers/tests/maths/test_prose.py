@@ -13,8 +13,9 @@ from magicrl_verifiers.maths.maths_verifier import MathsVerifier
 from magicrl_verifiers.maths.prose import final_answer
 from magicrl_verifiers.records import JudgeOptions
 
-CHOICES = [
+CHOICES: list[tuple[str, str | None]] = [
     ("Die Antwort ist B.", "B"),
+    ("I’m not sure.", None),
     ("La respuesta correcta es B", "B"),
     ("正确答案是B", "B"),
     ("所以选B", "B"),
@@ -110,7 +111,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("text", "letter"), CHOICES)
-def test_choices(text: str, letter: str) -> None:
+def test_choices(text: str, letter: str | None) -> None:
     assert final_answer(text, choice=True) == letter
 
 

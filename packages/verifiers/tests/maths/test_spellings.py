@@ -64,11 +64,12 @@ def accepts(reference: str, answer: str) -> bool:
 
 TABLES = (
     "spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt", "outsiders_first.txt", "blind_boxed.txt",
+    "hostile_boxed.txt",
 )  # fmt: skip
 BOXED = [row for name in TABLES for row in table(name)]
 RUNNING = [
     row
-    for name in ("text", "first", "second", "third", "fourth", "fifth", "sixth", "blind")
+    for name in ("text", "first", "second", "third", "fourth", "fifth", "sixth", "blind", "hostile")
     for row in table(f"running_{name}.txt")
 ]
 

@@ -490,7 +490,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
 for _name in ("lt", "le", "gt", "ge", "matmul", "and_", "or_", "xor"):
     setattr(ProgramObject, f"__{_name.rstrip('_')}__", _operator(_name, shows=True))
 _unary = ("len", "next", "str", "repr", "abs", "neg", "float", "int", "index", "reversed")
-for _name in (*_unary, "getitem", "setitem", "delitem"):
+for _name in (*_unary, "getitem", "setitem", "delitem", "format", "round"):
     setattr(ProgramObject, f"__{_name}__", _operator(_name, shows=False))
 
 

@@ -90,8 +90,13 @@ _RIVAL = re.compile(
 """Text between an announced value and another one that makes it a part or a case: *7 in 9*, *7 for odd n and 8*."""
 _ITEMS = re.compile(r"(?:\A|(?<=[.!?:;])\s|\n)\s*\(?(?P<number>\d{1,2})[.)]\s+(?=\S)")
 _SAID_IN_WORDS = re.compile(
-    r"\b(?:is|are|equals|get|gives|makes) (?P<value>[a-z]+(?:[ -][a-z]+){0,5})\W*\Z", re.IGNORECASE
+    r"(?:\b(?:is|are|equals|get|gives|makes)|\A\W*(?:so|thus|hence|therefore),?) "
+    r"(?P<value>[a-z]+(?:[ -][a-z]+){0,5})\W*\Z",
+    re.IGNORECASE,
 )
+_NAMED_VALUE = re.compile(r"[A-Za-z](?:_\w)?\s*=[^=]*")
+_OF_NAMES = re.compile(r"[^=]*[\w})]\s*(?:[-+*/]|\\cdot)[^=]*=[^=]*")
+"""Equation of an expression, which behind named values is their result: *a = 40, b = 2 and a + b = 42*."""
 _RELATION = r"(?:[<>]=?|!=|\\(?:leq?|geq?|neq?)(?![a-z]))"
 _OPERATOR = rf"(?:{_RELATION}|[-+*/×÷·–]|\^(?!\s*\{{?\\circ)|\\(?:cdot|times|div|pm)(?![a-z]))"
 _OPERANDS = re.compile(
@@ -109,7 +114,7 @@ _MAX_SEGMENT = 300
 
 _LETTER = re.compile(r"(?<![A-Za-z\d\\$'’])[(\[（]?(?P<letter>[A-J])[)\]）]?(?![A-Za-zÀ-ɏ\u1e00-\u1eff\d'’])")
 _FORMULA_LETTER = re.compile(r"\A\s*(?:option|choice|letter)?\s*\$([A-J])\$(?=\W*\Z)")
-_FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f]|\*)")
+_FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f‘’]|\*)")
 _CALLED_RIGHT = re.compile(
     r"(?<![A-Za-z\d])[(]?(?P<letter>[A-J])[)]?\s+(?:is|must be|est|es|ist)\s+(?:the\s+|la\s+|die\s+)?(?:only\s+)?"
     r"(?:correct|right|best|true|correcte?|bonne|correcta|richtig)"
@@ -344,10 +349,13 @@ def _value_of(sentence: str) -> str | None:
     if spans:
         while len(spans) > 1 and _FOR_ALL.fullmatch(part, spans[-2].end(), spans[-1].start()):
             spans.pop()  # "$f(x) = 2x$ for all $x$"
-        first = len(spans) - 1
-        while first and _CONNECTED.fullmatch(part, spans[first - 1].end(), spans[first].start()):
+        found = [(span.start(), span.end(), _content(span, part)) for span in spans]
+        first, result = len(spans) - 1, _OF_NAMES.fullmatch(found[-1][2])
+        while first and _CONNECTED.fullmatch(part, found[first - 1][1], found[first][0]):
             first -= 1
-        return _run([(span.start(), span.end(), _content(span, part)) for span in spans[first:]], part)
+            if result and _NAMED_VALUE.fullmatch(found[first][2]):
+                return found[-1][2]
+        return _run(found[first:], part)
     return None
 
 
