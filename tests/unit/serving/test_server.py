@@ -196,9 +196,10 @@ def test_a_request_that_is_sent_twice_runs_once(client: Any, address: str) -> No
     trained = training(client)
     trained.forward_backward([text(PROMPT)], "cross_entropy").result()
     request = {"model_id": trained.model_id, "seq_id": 50, "adam_params": {"learning_rate": 1e-3}}
-    answers = [post(address, "optim_step", request) for _ in range(2)]
-    assert answers[0] == answers[1]
-    results = [post(address, "retrieve_future", answer) for _, answer in answers]
+    results: list[tuple[int, dict[str, Any]]] = []
+    for _ in range(2):
+        _, future = post(address, "optim_step", request)
+        results.append(post(address, "retrieve_future", future))
     assert results[0] == results[1]
     assert results[0][0] == 200
     assert math.isfinite(results[0][1]["metrics"]["grad_norm"])
