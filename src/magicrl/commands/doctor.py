@@ -45,6 +45,7 @@ EXTRAS = {
     "wandb": "metrics to Weights & Biases",
     "trackio": "metrics to trackio",
     "mlflow": "metrics to an MLflow server",
+    "serve": "magicrl serve: the Tinker API",
     "openenv": "environments of OpenEnv servers",
     "verifiers": "environments of Prime Intellect's verifiers",
     "gym": 'reasoning-gym tasks (family = "reasoning_gym/TASK")',

@@ -67,6 +67,10 @@ COMMANDS = {
         "runs:runs",
         "List runs: recipe, status, steps, best and last validation, test score, start time and changed settings.",
     ),
+    "serve": (
+        "serve:serve",
+        "Serve the Tinker API for one client on this machine, which trains and samples the model.",
+    ),
     "push": (
         "push:push",
         "Push a run's model with its card to a repository of the Hugging Face Hub, in one commit.",

@@ -82,6 +82,11 @@ class LocalLearner:
         return self._optimizer.steps
 
     @property
+    def optimizer(self) -> MasterOptimizer:
+        """The optimizer, for a caller that computes the gradients itself."""
+        return self._optimizer
+
+    @property
     def devices(self) -> tuple[str, ...]:
         """Device that it computes on; see ``OnDevices``."""
         return (device_name(self.scorer.device),)
@@ -295,6 +300,12 @@ class MasterOptimizer:
             )
         self._by_kernel = muon is None and serves(*self._compute.values())
         self.steps = 0
+
+    def configure(self, config: AdamWConfig) -> None:
+        """Use these settings of AdamW from the next step on. The moments stay."""
+        self._config = config
+        for group in self._adam.param_groups:
+            group |= {"betas": (config.beta1, config.beta2), "eps": config.eps, "weight_decay": config.weight_decay}
 
     def gradient_of(self, parameter: Tensor) -> Tensor | None:
         """Return the buffer that a backward pass may add ``parameter``'s gradient to. None if it is not trained."""

@@ -1,0 +1,1 @@
+"""A server of the Tinker API on one machine: ``magicrl serve``."""
