@@ -186,7 +186,7 @@ class Launcher(Protocol):
         ...
 
 
-_CHILD = "import sys; from magicrl.distributed.learner.launchers import serve; serve(int(sys.argv[1]))"
+_CHILD = "import sys; from magicrl.distributed.learner.launchers import answer_calls; answer_calls(int(sys.argv[1]))"
 _STOP_SECONDS = 30.0  # limit for the exit status of a process whose pipe is closed
 _FETCH_SECONDS = 60.0  # limit for fetching an answer that is ready
 
@@ -252,7 +252,7 @@ class LocalRanks(RankGroup):
         return Answer(fault=Fault(died=True, text=how))
 
 
-def serve(descriptor: int) -> None:
+def answer_calls(descriptor: int) -> None:
     """Answer calls in a rank's process until the driver closes the pipe or ends."""
     pipe: Connection[Any, Any] = Connection(descriptor)
     target = LearnerRank(socket.gethostname())
