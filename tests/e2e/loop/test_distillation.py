@@ -35,10 +35,12 @@ def trained(toy_text: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output / "model"
 
 
+@pytest.mark.parametrize("lora", [(), ("model.lora.rank=4",)], ids=["full", "lora"])
 def test_a_killed_run_goes_on_and_the_report_shows_the_distance(
-    toy_recipe: Path, tmp_path: Path, trained: Path
+    toy_recipe: Path, tmp_path: Path, trained: Path, lora: tuple[str, ...]
 ) -> None:
-    rows = goes_on_bit_for_bit(toy_recipe, tmp_path, *SHORT, f"teacher={{model = '{trained}'}}", kill_after=2)
+    settings = (*SHORT, f"teacher={{model = '{trained}'}}", *lora)
+    rows = goes_on_bit_for_bit(toy_recipe, tmp_path, *settings, kill_after=2)
     assert all(row["learner/teacher_kl"] > 0 for row in rows)
     groups = figure_groups(read_run(tmp_path / "whole"))
     charts = {chart.key for _, panels, _ in groups for panel in panels for chart in panel}

@@ -28,6 +28,7 @@ from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutRequest
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
+from magicrl.training.teacher import ServedTeacher
 from magicrl_verifiers.served import ServerError, ServerSettings
 
 pytestmark = [
@@ -120,6 +121,18 @@ def greedy(folder: Path, prompt: list[int]) -> list[int]:
     model = AutoModelForCausalLM.from_pretrained(folder)
     out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=LIMIT, pad_token_id=0)
     return out[0, len(prompt) :].tolist()
+
+
+def test_a_teacher_on_vllm_scores_responses_as_the_same_model_does_here(
+    vllm_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+    teacher, scorer = ServedTeacher(vllm_url, ""), PolicyScorer(AutoModelForCausalLM.from_pretrained(folder))
+    teacher.check(AutoTokenizer.from_pretrained(folder))
+    samples = [builders.train_sample(PROMPT, tokens) for tokens in ([8, 9, 3], [4])]
+    found, _ = teacher.logprobs(samples, 1.0)
+    for own, stated in zip(scorer.score(samples, 1.0)[0], found, strict=True):
+        np.testing.assert_allclose(stated, own, atol=1e-4)
 
 
 def test_vllm_serves_tokens_and_the_learners_log_probs(
