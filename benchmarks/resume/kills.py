@@ -8,7 +8,8 @@ place (`FATES`): that life wraps one function of magicrl so that it dies there. 
 RECIPE --resume`. A run that ends before enough kills is compared, and another one begins. Afterwards metrics, weights,
 optimizer moments and every other state, evaluations, rollouts, filter and events must equal the undisturbed run, and no
 process and no half-written file may remain. The newest checkpoint of each killed run shows what it had to restore: c,
-removed problems, visits, a pending convergence test, work in flight. A recipe without the first four fails the command.
+removed problems, visits, a pending convergence test, work in flight. While one of the first four is missing, up to
+twice as many kills follow; then the command fails.
 """
 
 from __future__ import annotations
@@ -303,13 +304,24 @@ class Study:
         began = time.monotonic()
         self._finish(whole)
         seconds = time.monotonic() - began
-        expected = recorded_run(whole)
+        expected, asked = recorded_run(whole), self.wanted
         while len(self.kills) < self.wanted:
             output = self._folder(f"killed-{len(self.runs)}")
             self._kill_until_the_end(output, seconds)
             different = run_differences(expected, output)
             self.runs.append({"kills": sum(k["run"] == output.parent.name for k in self.kills), "different": different})
             print(f"{output.parent.name}: {self.runs[-1]}", flush=True)
+            # How far a life comes before a random time depends on the machine and its load.
+            if len(self.kills) >= self.wanted and self.unmet() and self.wanted < 3 * asked:
+                self.wanted += asked
+
+    def restored(self) -> dict[str, int]:
+        """Return the number of kills that left each kind of state to restore."""
+        return {name: sum(k["to restore"][name] for k in self.kills) for name in to_restore(self.work)}
+
+    def unmet(self) -> list[str]:
+        """Return the states that no kill left, apart from work in flight, which only some recipes have."""
+        return [name for name, kills in self.restored().items() if not kills and name != "work in flight"]
 
     def _folder(self, name: str) -> Path:
         folder = self.work / name
@@ -329,8 +341,8 @@ class Study:
         self.rng.shuffle(middle)
         chosen = [*start, *middle, *FATES[15:]]
         fates = [fate for place in chosen for fate in ([place, None] if self.rng.random() < 0.7 else [place])]
-        if self.wanted < len(fates):
-            fates = [fates[i] for i in sorted(self.rng.sample(range(len(fates)), self.wanted))]
+        if (more := self.wanted - len(self.kills)) < len(fates):
+            fates = [fates[i] for i in sorted(self.rng.sample(range(len(fates)), more))]
         for fate in fates:
             if len(self.kills) >= self.wanted:
                 break
@@ -366,7 +378,7 @@ class Study:
             "runs": self.runs,
             "identical": all(not run["different"] for run in self.runs),
             "survivors": sum(kill["survivors"] for kill in self.kills),
-            "to_restore": {name: sum(k["to restore"][name] for k in self.kills) for name in to_restore(self.work)},
+            "to_restore": self.restored(),
             "where": dict(sorted(Counter(kill["where"] for kill in self.kills).items())),
             "settings": arguments.set or [],
             "seed": arguments.seed,
@@ -396,7 +408,7 @@ def main() -> None:
     print(json.dumps({k: v for k, v in document.items() if k != "environment"}, indent=1))
     if not document["identical"] or document["survivors"]:
         raise SystemExit(REMEDY)
-    if missing := [name for name, kills in document["to_restore"].items() if not kills and name != "work in flight"]:
+    if missing := study.unmet():
         raise SystemExit(BLIND.format(missing[0]))
     shutil.rmtree(study.work)
 
