@@ -74,8 +74,8 @@ def check_isolation(
     for pack in (PackedBatch.of, packed_with_shared_prompts) if shared else (PackedBatch.of,):
         rng = np.random.default_rng(0)
         prompt, tokens, further = (rng.integers(0, words, size) for size in (_PROMPT, _RESPONSE, _RESPONSE))
-        first, second = _sample(prompt, tokens, 0), _sample(prompt, further, 1)
-        other = _sample(prompt, (tokens + max(1, words // 2)) % words, 0)  # none of its tokens is the first's
+        first, second = sample_to_score(prompt, tokens, 0), sample_to_score(prompt, further, 1)
+        other = sample_to_score(prompt, (tokens + max(1, words // 2)) % words, 0)  # none of its tokens is the first's
         after, after_other, separate = (
             compute(pack(given, model.device))[-_RESPONSE + 1 :].double()
             for given in ((first, second), (other, second), (second,))
@@ -100,7 +100,7 @@ def check_attention(model: PreTrainedModel, hidden: Hidden | None = None) -> Non
     """
     compute = hidden or partial(_decoder_hidden, model)
     tokens = np.arange(_RESPONSE)
-    batch = PackedBatch.of([_sample(tokens, tokens, 0)], model.device)
+    batch = PackedBatch.of([sample_to_score(tokens, tokens, 0)], model.device)
     ours = compute(batch)
     model.set_attn_implementation("eager")
     try:
@@ -131,7 +131,10 @@ def _decoder_hidden(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     return cast(Tensor, output.last_hidden_state)[0]
 
 
-def _sample(prompt: NDArray[np.int64], tokens: NDArray[np.int64], index: int) -> TrainSample:
+def sample_to_score(
+    prompt: Sequence[int] | NDArray[Any], tokens: Sequence[int] | NDArray[Any], index: int = 0
+) -> TrainSample:
+    """Return a response of which only the log-probs are wanted: no advantage, and sampled with log-probs of 0."""
     return TrainSample(
         prompt_tokens=frozen_tokens(prompt),
         tokens=frozen_tokens(tokens),

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from magicrl.config.model_schema import DType
 from magicrl.models.loading import load_policy
+from magicrl.models.scorer import sample_to_score
 from magicrl.records import (
     Completion,
     FinishReason,
@@ -21,7 +22,6 @@ from magicrl.records import (
     RolloutRequest,
     SamplingParams,
     TokenArray,
-    TrainSample,
     frozen_floats,
     frozen_tokens,
 )
@@ -177,14 +177,5 @@ class Sampler:
             self._scored = (name, ReferenceModel(model, valid_vocab=self._vocab))
         if len(tokens) == 1:
             return frozen_floats([np.nan])
-        sample = TrainSample(
-            prompt_tokens=frozen_tokens(tokens[:1]),
-            tokens=frozen_tokens(tokens[1:]),
-            advantage=0.0,
-            group_index=0,
-            sample_index=0,
-            sampler_logprobs=frozen_floats(()),
-            policy_version=0,
-        )
-        logprobs, _ = self._scored[1].logprobs([sample], 1.0)
+        logprobs, _ = self._scored[1].logprobs([sample_to_score(tokens[:1], tokens[1:])], 1.0)
         return frozen_floats([np.nan, *logprobs[0]])

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from magicrl.config.model_schema import AdamWConfig, DType, LoraConfig, ModelConfig
 from magicrl.models.loading import load_policy
-from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
+from magicrl.models.scorer import sample_to_score
+from magicrl.records import FloatArray, TrainSample
 from magicrl.serving.losses import LOSSES, complete_config
 from magicrl.serving.messages import Datum, LossRequest, loss_response
 from magicrl.training.learner import LocalLearner
@@ -142,16 +143,8 @@ class Trainer:
                     f"datum {index}: {name} has tokens {tokens.min()} to {tokens.max()}, and the model has "
                     f"{self._vocab}; use the tokenizer of {self._folder}"
                 )
-        return TrainSample(
-            prompt_tokens=frozen_tokens(datum.tokens[:1]),
-            # The last one is only a target, and the client's targets replace all of them.
-            tokens=frozen_tokens([*datum.tokens[1:], 0]),
-            advantage=0.0,
-            group_index=0,
-            sample_index=index,
-            sampler_logprobs=frozen_floats(()),
-            policy_version=0,
-        )
+        # The last one is only a target, and the client's targets replace all of them.
+        return sample_to_score(datum.tokens[:1], [*datum.tokens[1:], 0], index)
 
     def step(self, params: Mapping[str, float]) -> dict[str, float]:
         """Make one AdamW step with the gradients since the last one, and return metrics.

@@ -6,43 +6,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import torch
 from tinker_server import Served
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from magicrl.models.loading import save_policy
-from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.small_models import make_byte_tokenizer
+from magicrl.models.small_models import make_miniature
 
 try:
     import tinker
 except ImportError:
-    collect_ignore = ["test_trainer.py", "test_server.py", "test_messages.py"]
+    collect_ignore = ["test_trainer.py", "test_server.py"]
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the folder of a tiny model that reads bytes."""
-    register_attention()
-    tokenizer = make_byte_tokenizer(128)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        initializer_range=0.2,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
-    return str(save_policy(made.eval(), tokenizer, tmp_path_factory.mktemp("models") / "tiny"))
+    sizes = {"model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    return str(make_miniature(sizes, tmp_path_factory.mktemp("models") / "tiny", max_context=128))
 
 
 @pytest.fixture
