@@ -16,11 +16,11 @@ app = App(name="python -m studies", help="Suites of ablations at your scale: lis
 
 Scale = Literal["tiny", "small", "paper", "quick"]
 SuiteName = Annotated[
-    Literal["report", "starts", "recipe", "target", "noise", "smollm2"],
+    Literal["report", "starts", "recipe", "target", "noise", "smollm2", "clip"],
     Parameter(
         help="report: the report's ablations; starts: off-policy training over independent checkpoints; recipe: the "
         "recipe's other choices; target: entropy targets; noise: stale data or small batches; smollm2: off-policy "
-        "training of a pretrained model."
+        "training of a pretrained model; clip: the shape of the clip."
     ),
 ]
 

@@ -254,12 +254,19 @@ class Arm(_Part):
     name: str  # name in figures and claims
     set: tuple[str, ...] = ()  # overrides of the base recipe, as for ``magicrl train --set``
     after: str | None = None  # variant whose trained model of the same seed this one continues
+    # Has no runs: each checkpoint takes the variant that was best on other checkpoints (``runs.better``).
+    better_of: tuple[str, ...] = ()
+
+
+BASE_STRIDE = 1_000
+"""Distance between the checkpoint numbers of one base recipe and the next."""
 
 
 class ScaleDefinition(_Part):
     """The variants at one scale."""
 
     base: str  # recipe that every variant starts from, a file of ``studies/bases``
+    more_bases: tuple[str, ...] = ()  # further ones; their checkpoints are further units, numbered from BASE_STRIDE on
     starts: int = Field(default=5, ge=1)  # initial checkpoints per variant, the units of a claim
     seeds: int = Field(default=1, ge=1)  # runs per variant and checkpoint, with other prompts and sampling
     # starts are those that ``python -m studies starts`` accepted, each made from its first phase on; else numbers from
@@ -277,8 +284,9 @@ class ScaleDefinition(_Part):
         if len(set(names)) != len(names):
             raise ValueError(f"two arms have one name: {', '.join(names)}")
         for number, arm in enumerate(self.arms):
-            if arm.after is not None and arm.after not in names[:number]:
-                raise ValueError(f"arm {arm.name!r} comes after {arm.after!r}, which no earlier arm is called")
+            for earlier in (*filter(None, [arm.after]), *arm.better_of):
+                if earlier not in names[:number]:
+                    raise ValueError(f"arm {arm.name!r} comes after {earlier!r}, which no earlier arm is called")
         return self
 
     def arm(self, name: str) -> Arm:
@@ -482,6 +490,7 @@ class Suite(_Part):
     pages: Path  # folder of its pages
     looks: int = 1  # number of looks at the verdicts; each has its share of the error
     beside: tuple[str, str] | None = None  # two variants that the index's figure compares
+    reference: str = "on-policy"  # variant of the index's distances; "{}" is the other's ending, such as 7e-5
     shares: str | None = None  # suite whose runs this one shares
 
     def results(self, scale: Scale) -> Path:
@@ -539,6 +548,13 @@ SUITES: Mapping[str, Suite] = {
         folder="smollm2",
         pages=Path("docs/evidence/study-smollm2"),
         beside=("N_SGD 4", "N_SGD 4, control"),
+    ),
+    "clip": Suite(
+        title="The clip at the better of two learning rates",
+        about=_SAME_STARTS.format("C19"),
+        folder="clip",
+        pages=Path("docs/evidence/study-clip"),
+        reference="clip 0.20, {}",
     ),
 }
 

@@ -8,18 +8,15 @@ figures redraws the report's figures 6, 8 and 13 from the runs here.
 from __future__ import annotations
 
 import math
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import load_shape
-from magicrl.reporting.charts import Chart, IntervalRow, Points, Series, Unit, draw, interval_file
+from magicrl.reporting.charts import Chart, Points, Series, Unit, draw
 from magicrl.reporting.curves import smoothed, variant_curve
-from magicrl.reporting.read_folders import Interval
-from magicrl.training.diagnosis import Measure
 from studies.advice import advice_page, check_advice, load_advice
 from studies.claims import (
     WORDS,
@@ -27,10 +24,8 @@ from studies.claims import (
     Verdict,
     decide,
     numbers_of,
-    paired_values,
     shown_premise,
     starts_of,
-    students,
     word_of,
 )
 from studies.definition import (
@@ -45,6 +40,7 @@ from studies.definition import (
     parse_measure,
     shipped_ablations,
 )
+from studies.distances import Found, distance_section, markdown_table, paragraph
 from studies.results import STARTS_FILE
 from studies.runs import by_arm, plan_runs, read_screened
 from studies.screening import starts_page
@@ -55,25 +51,6 @@ COSTS: tuple[tuple[str, str], ...] = (
     ("seconds", "seconds of steps"),
 )
 GPU = "H800-80G"
-Found: TypeAlias = Mapping[str, Runs]
-
-
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a Markdown table."""
-    head = [f"| {' | '.join(columns)} |", "|" + "---|" * len(columns)]
-    return "\n".join([*head, *("| " + " | ".join(map(str, row)) + " |" for row in rows)])
-
-
-def paragraph(text: str, first: str = "", rest: str = "") -> str:
-    """Wrap one paragraph at 118 columns; ``first`` and ``rest`` indent its lines."""
-    return textwrap.fill(
-        " ".join(text.split()),
-        118,
-        initial_indent=first,
-        subsequent_indent=rest,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
 
 
 def mean_text(values: Sequence[float], digits: int = 3) -> str:
@@ -433,65 +410,6 @@ FIGURES: tuple[tuple[str, str, Unit], ...] = (
 
 
 _LINKS = "More from these runs: [questions of readers](questions.md), [equal cost](costs.md), [figures](figures.md).\n"
-FIRST_ARM = "on-policy"
-_POINTS = Measure(key="reward", name="points from on-policy", per_problem="reward_per_problem")
-
-
-def distances(runs: Runs) -> dict[str, Verdict]:
-    """Return by variant its test accuracy minus that of on-policy in points, paired by checkpoint and seed."""
-    found: dict[str, Verdict] = {}
-    for arm in runs:
-        if arm == FIRST_ARM:
-            continue
-        units, values = paired_values([(arm, "test@best"), (FIRST_ARM, "test@best")], runs)
-        if len(set(units)) > 1:
-            found[arm] = students(arm, units, 100 * (values[:, 0] - values[:, 1]), bar=0.0)
-    return found
-
-
-def distance_section(suite: Suite, ablations: Sequence[Ablation], found: Found, folder: Path) -> str:
-    """Return the section of distances from on-policy by variant and task, with a figure of pairs of variants.
-
-    The pairs are ``Suite.beside``, or each variant and the same with entropy control.
-    """
-    by_family = {a.title.partition(", ")[2]: distances(found.get(a.id, {})) for a in ablations}
-    arms = list(dict.fromkeys(arm for arms in by_family.values() for arm in arms))
-    rows = [
-        [
-            arm,
-            *(
-                f"{v.effect:+.0f} ({v.low:+.0f} to {v.high:+.0f})" if (v := of.get(arm)) else ""
-                for of in by_family.values()
-            ),
-        ]
-        for arm in arms
-    ]
-    parts = [
-        "## Distance from on-policy\n",
-        paragraph(
-            "Points of test accuracy at the best temperature above (+) or below (-) on-policy, with 95 % intervals "
-            "over initial checkpoints. Uncorrected and without premises; the verdicts are below."
-        )
-        + "\n",
-        markdown_table(["variant", *by_family], rows) + "\n",
-    ]
-    pairs = [suite.beside] if suite.beside else [(arm, f"{arm}, control") for arm in arms]
-    drawn = [
-        IntervalRow(family if suite.beside else f"{one}, {family}", _interval(of[one]), _interval(of[other]))
-        for one, other in pairs
-        for family, of in by_family.items()
-        if {one, other} <= of.keys()
-    ]
-    if drawn:
-        words = suite.beside or ("without control", "with control")
-        title = "Off-policy and entropy control" if suite.beside is None else f"{words[0]} and {words[1]}"
-        (folder / "distances.svg").write_text(str(interval_file(title, drawn, words=words, measure=_POINTS)))
-        parts.append(f"![{title}](distances.svg)\n")
-    return "\n".join(parts)
-
-
-def _interval(verdict: Verdict) -> Interval:
-    return Interval(mean=verdict.effect, low=verdict.low, high=verdict.high)
 
 
 def write_pages(
@@ -526,7 +444,7 @@ def write_pages(
         (folder / "starts.md").write_text(starts_page(read_screened(STARTS_FILE)))
     index = folder / "index.md"
     used = [row for arms in found.values() for runs in arms.values() for row in runs.values()]
-    links = _LINKS if suite == "report" else distance_section(SUITES[suite], ablations, found, folder)
+    links = _LINKS if suite == "report" else distance_section(SUITES[suite], ablations, scale, found, folder)
     index.write_text(index_page(SUITES[suite], ablations, scale, verdicts, {row["key"]: row for row in used}, links))
     return index
 
@@ -545,7 +463,9 @@ def ablation_page(
     if ablation.notes:
         paragraphs = [paragraph(text) for text in ablation.notes.strip().split("\n\n")]
         parts.append("\n\n".join(["## Interpretation", *paragraphs]) + "\n")
-    charts = [curve_chart(runs, f"{ablation.id}-{name}", name, title, unit) for name, title, unit in FIGURES]
+    chosen = {arm.name for arm in ablation.scales[scale].arms if arm.better_of}
+    drawn = {arm: rows for arm, rows in runs.items() if arm not in chosen}  # their runs are drawn once
+    charts = [curve_chart(drawn, f"{ablation.id}-{name}", name, title, unit) for name, title, unit in FIGURES]
     shown = [write_chart(chart, folder) for chart in charts if chart is not None]
     if shown:
         caption = "Lines are means over the runs that have the step; bands reach from the lowest to the highest run.\n"
@@ -588,7 +508,8 @@ def _variants(
             long += [f"{arm.name}:", *(f"    {text}" for text in arm.set)]
             shown = "below"
         rows.append([arm.name, shown, *more])
-    text = f"Base recipe `{definition.base}`"
+    text = " and ".join(f"`{base}`" for base in (definition.base, *definition.more_bases))
+    text = f"Base recipe{'s' * bool(definition.more_bases)} {text}"
     common = [text for text in definition.set if len(text) <= 90]
     if common:
         text += ", with " + ", ".join(f"`{one}`" for one in common)
@@ -598,6 +519,8 @@ def _variants(
 
 
 def _arm_settings(arm: Arm) -> str:
+    if arm.better_of:
+        return f"{' or '.join(arm.better_of)}, chosen on the other half of the checkpoints"
     after = f"continues {arm.after}; " if arm.after else ""
     return after + (", ".join(f"`{text}`" for text in arm.set) or "as the base")
 

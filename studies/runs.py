@@ -29,7 +29,19 @@ from magicrl.config.loader import decisive, digest, load_sft_recipe, load_train_
 from magicrl.config.schema import SftConfig, SftModelConfig, StartConfig, TrainConfig
 from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
-from studies.definition import COSTS, CURVES, SUITES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
+from studies.definition import (
+    BASE_STRIDE,
+    COSTS,
+    CURVES,
+    SUITES,
+    Ablation,
+    Arm,
+    Result,
+    Scale,
+    ScaleDefinition,
+    base_recipe,
+    parse_measure,
+)
 from studies.results import (
     SCHEMA_VERSION,
     STARTS_FILE,
@@ -102,13 +114,22 @@ def plan_runs(
         definition = ablation.scales.get(scale)
         if definition is None:
             continue
-        for start in starts_of_definition(definition) if starts is None else starts:
-            for seed in range(definition.seeds) if seeds is None else seeds:
-                for run in _runs_of_unit(ablation, scale, definition, (start, seed)):
-                    known = found.get(run.key)
-                    found[run.key] = run if known is None else replace(known, arms=(*known.arms, *run.arms))
+        for place, base in enumerate((definition.base, *definition.more_bases)):
+            own = definition.model_copy(update={"base": base})
+            for start in starts_of_definition(own) if starts is None else starts:
+                for seed in range(definition.seeds) if seeds is None else seeds:
+                    for run in _runs_of_unit(ablation, scale, own, (start, seed)):
+                        known = found.get(run.key)
+                        unit = (start + BASE_STRIDE * place, seed)
+                        arms = run.arms if known is None else (*known.arms, *run.arms)
+                        found[run.key] = replace(known or run, unit=unit, arms=arms)
     order = {start: place for place, start in enumerate(starts)} if starts is not None else {}
-    return sorted(found.values(), key=lambda run: (run.unit[1], order.get(run.unit[0], run.unit[0])))
+
+    def place_of(run: PlannedRun) -> tuple[int, int]:
+        start = run.unit[0] % BASE_STRIDE
+        return run.unit[1], order.get(start, start)
+
+    return sorted(found.values(), key=place_of)
 
 
 def starts_of_definition(definition: ScaleDefinition) -> Sequence[int]:
@@ -136,6 +157,8 @@ def _runs_of_unit(
 ) -> list[PlannedRun]:
     runs: dict[str, PlannedRun] = {}
     for arm in definition.arms:
+        if arm.better_of:
+            continue
         after = None if arm.after is None else runs[arm.after].key
         runs[arm.name] = _resolved(ablation, scale, definition, arm, unit, after)
     return list(runs.values())
@@ -301,11 +324,37 @@ def by_arm(
     ablations: Iterable[Ablation], scale: Scale, results: Mapping[str, Result], starts: Sequence[int] | None = None
 ) -> dict[str, dict[str, dict[tuple[int, int], Result]]]:
     """Return results by ablation, variant and (checkpoint, seed), for the runs of the current definitions."""
+    ablations = list(ablations)
     found: dict[str, dict[str, dict[tuple[int, int], Result]]] = {}
     for run in plan_runs(ablations, scale, starts):
         for ablation, arm in run.arms:
             if run.key in results:
                 found.setdefault(ablation, {}).setdefault(arm, {})[run.unit] = results[run.key]
+    for one in ablations:
+        runs = found.get(one.id, {})
+        for arm in one.scales[scale].arms if runs else ():
+            if arm.better_of:
+                runs[arm.name] = better([runs.get(name, {}) for name in arm.better_of])
+    return found
+
+
+def better(variants: Sequence[Mapping[tuple[int, int], Result]]) -> dict[tuple[int, int], Result]:
+    """Return the results of one variant per checkpoint: the one that was best on the other half of the checkpoints.
+
+    The halves are every other checkpoint of a base recipe, so no checkpoint is judged by a choice that it took part in.
+    "Best" is the largest mean of ``test@best``; the first of equals counts.
+    """
+    best = parse_measure("test@best")
+    units = sorted(set.intersection(*map(set, variants)))
+    found: dict[tuple[int, int], Result] = {}
+    for base in {start // BASE_STRIDE for start, _ in units}:
+        own = [unit for unit in units if unit[0] // BASE_STRIDE == base]
+        starts = list(dict.fromkeys(start for start, _ in own))
+        halves = [[unit for unit in own if starts.index(unit[0]) % 2 == half] for half in (0, 1)]
+        for judged, others in (halves, halves[::-1]):
+            means = [sum(best(runs[unit]) for unit in others) for runs in variants]
+            chosen = variants[means.index(max(means))]
+            found |= {unit: chosen[unit] for unit in judged if others}
     return found
 
 

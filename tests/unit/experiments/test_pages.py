@@ -11,8 +11,8 @@ from studies.__main__ import app
 from studies.advice import Advice, Entry, Text, advice_page, check_advice, load_advice, said
 from studies.claims import Found, Verdict, decide, numbers_of, shown_premise, shown_verdict, starts_of
 from studies.definition import SUITES, DifferenceClaim, LevelClaim, Premise, shipped_ablations
+from studies.distances import distances, of_base
 from studies.pages import (
-    distances,
     equal_cost_table,
     equal_time_table,
     figures_page,
@@ -217,6 +217,16 @@ def test_distances_are_paired_by_start_and_seed_and_told_in_points() -> None:
     assert found.starts == 3
     half = 4.3027 * 10 / 3**0.5  # Student's quantile of two degrees of freedom, the means' deviation
     assert (found.low, found.high) == pytest.approx((-20 - half, -20 + half), rel=1e-4)
+
+
+def test_a_distance_is_from_the_variant_with_the_same_ending() -> None:
+    runs = {
+        arm: {(start, 0): row(accuracy) for start in (0, 1, 1000, 1001)}
+        for arm, accuracy in (("clip, low", 0.1), ("clip, high", 0.4), ("KL3, low", 0.3), ("KL3, high", 0.5))
+    }
+    found = distances(runs, "clip, {}")
+    assert {arm: round(verdict.effect) for arm, verdict in found.items()} == {"KL3, low": 20, "KL3, high": 10}
+    assert {unit for rows in of_base(runs, 1).values() for unit in rows} == {(1000, 0), (1001, 0)}
 
 
 @pytest.mark.slow

@@ -186,6 +186,36 @@ def test_the_suite_of_stale_data_and_small_batches_is_what_was_stated(
     ]
 
 
+def test_the_suite_of_the_clip_is_what_was_stated() -> None:
+    (ablation,) = shipped_ablations("clip")
+    runs = plan_runs([ablation], "tiny", range(8))
+    assert len({run.key for run in runs}) == len(runs) == 96, "variants at the better rate have no runs"
+    assert [run.unit for run in runs[::6]] == [(s + b, 0) for s in range(8) for b in (0, 1000)]
+    assert {(run.config.run.name, run.config.run.seed) for run in runs} == {
+        (name, seed) for name in ("chains", "stories") for seed in range(8)
+    }
+    assert {run.start.chain()[0].recipe.run.seed for run in runs if run.start} == set(range(8))
+    starts = {run.unit[0] // 1000: run.start.chain()[0].recipe.run.name for run in runs if run.start}
+    assert starts == {0: "chains-start", 1: "stories-start"}
+    settings = {(run.config.stages[0].mini_batch, run.config.algorithm.reuse) for run in runs}
+    assert settings == {(4, 4)}, "16 updates per rollout batch"
+    assert {run.config.optimizer.learning_rate for run in runs} == {7e-5, 2.1e-4}
+    assert [claim.id for claim in ablation.claims] == ["70.ce-gppo", "70.kl3"]
+
+
+def test_the_better_variant_is_chosen_on_the_other_half_of_the_starting_models() -> None:
+    def results(accuracies: dict[int, float]) -> dict[tuple[int, int], Any]:
+        return {(start, 0): {"tests": {"after": {"1.0": value}, "before": {}}} for start, value in accuracies.items()}
+
+    # The low rate is better on starts 1 and 3, the high rate on 0 and 2 and on the other task.
+    low = results({0: 0.1, 1: 0.8, 2: 0.2, 3: 0.7, 1000: 0.1, 1001: 0.2})
+    high = results({0: 0.5, 1: 0.3, 2: 0.6, 3: 0.4, 1000: 0.9, 1001: 0.8, 1002: 0.9})
+    found = {start: row["tests"]["after"]["1.0"] for (start, _), row in planning.better([low, high]).items()}
+    assert found == {0: 0.1, 1: 0.3, 2: 0.2, 3: 0.4, 1000: 0.9, 1001: 0.8}
+    assert planning.better([low, {}]) == {}
+    assert planning.better([results({0: 0.1}), results({0: 0.2})]) == {}, "nothing to choose on"
+
+
 def test_the_suite_of_the_pretrained_model_is_what_was_stated() -> None:
     (ablation,) = shipped_ablations("smollm2")
     runs = plan_runs([ablation], "tiny", range(3))
