@@ -217,6 +217,10 @@ class RunFolder:
                 lines = path.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if _step_of(line, fields) <= step]
                 write_atomically(path, "".join(line + "\n" for line in kept))
+        for path in (*self.rollouts.glob("step-*.parquet"), *self.evaluations.glob("step-*.json")):
+            number = path.stem.split("-")[1]
+            if number.isdigit() and int(number) > step:
+                path.unlink()
         recorded = {metrics.step for metrics in self.metrics()}
         return [number for number in range(1, step + 1) if number not in recorded]
 
@@ -276,7 +280,12 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
                 "resume it with the same recipe and --set, or choose another --output"
             )
     elif path.is_dir():
-        foreign = sorted(p.name for p in path.iterdir() if p.name not in _BEFORE_A_RUN and not p.name.startswith("."))
+        # With results in it, a folder is another run's: this run would take them for its own.
+        foreign = sorted(
+            p.name
+            for p in path.iterdir()
+            if not p.name.startswith(".") and (p.name not in _BEFORE_A_RUN or (p.is_dir() and any(p.iterdir())))
+        )
         if foreign:
             raise ValueError(
                 f"{path} holds other files ({', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''}), and a run "

@@ -346,11 +346,12 @@ class Session:
         """Restore ``checkpoint``, evaluate the initial model, announce the first stage."""
         if checkpoint is not None:
             self._restore(checkpoint)
-            if self._schedule.stage is not None:
-                self._folder.forget_evaluations("after")  # from a run that ended before its last stage
             # A kill between writing and removing leaves one checkpoint too many.
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
+        if self._schedule.stage is not None:
+            # From a run that ended before its last stage, or whose checkpoints are gone.
+            self._folder.forget_evaluations("after")
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))

@@ -136,6 +136,17 @@ def test_an_old_checkpoint_that_a_kill_left_is_removed(toy_recipe: Path, tmp_pat
     assert "resumed in another environment, not bit-identical: threads: was 7, is 1" in events
 
 
+def test_a_run_whose_checkpoints_are_gone_is_evaluated_again(toy_recipe: Path, tmp_path: Path) -> None:
+    settings = ("stages.0.max_steps=1", "stages.1.max_steps=1", "data.validation=[]", "evaluation.every=0")
+    run(toy_recipe, tmp_path / "run", *settings)
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    evaluation = tmp_path / "run" / "evaluations" / "after-held_out.json"
+    written = evaluation.read_text()
+    evaluation.write_text(written.replace('"policy_version": 2', '"policy_version": 7'))  # of other weights
+    run(toy_recipe, tmp_path / "run", *settings, resume=True)
+    assert evaluation.read_text() == written
+
+
 def test_off_policy_with_reuse_makes_the_stated_number_of_updates(toy_recipe: Path, tmp_path: Path) -> None:
     rows = run(
         toy_recipe,

@@ -1,0 +1,35 @@
+"""What a run takes over from its folder: its own records up to the checkpoint, never those of another run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from magicrl.config.loader import load_train_recipe
+from magicrl.training.recorder import RunFolder, check_folder
+
+CONFIG = load_train_recipe(Path("tiny"))
+
+
+@pytest.mark.parametrize("left", ["evaluations/before-exam.json", "rollouts/step-000003.parquet"])
+def test_a_new_run_refuses_the_results_of_an_older_one(left: str, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    RunFolder(run, CONFIG, resume=False)
+    check_folder(run, CONFIG, resume=False)  # empty folders are those of a killed process
+    (run / left).write_text("{}")
+    with pytest.raises(ValueError, match=rf"holds other files \({left.partition('/')[0]}\).*choose another --output"):
+        check_folder(run, CONFIG, resume=False)
+
+
+def test_a_resumed_run_drops_the_results_after_its_checkpoint(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, CONFIG, resume=False)
+    for step in (2, 3):
+        (folder.rollouts / f"step-{step:06d}.parquet").touch()
+        folder.write_evaluation(f"step-{step:06d}-exam", {})
+    folder.write_evaluation("before-exam", {})
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"step": 2, "stage": 0, "values": {}}) + "\n")
+    folder.rewind(2)
+    assert [path.name for path in folder.rollouts.iterdir()] == ["step-000002.parquet"]
+    assert sorted(path.stem for path in folder.evaluations.iterdir()) == ["before-exam", "step-000002-exam"]
