@@ -490,7 +490,7 @@ class Suite(_Part):
     pages: Path  # folder of its pages
     looks: int = 1  # number of looks at the verdicts; each has its share of the error
     beside: tuple[str, str] | None = None  # two variants that the index's figure compares
-    reference: str = "on-policy"  # variant of the index's distances; "{}" is the other's ending, such as 7e-5
+    reference: str = "on-policy"  # variant of the index's distances (see ``distances``)
     shares: str | None = None  # suite whose runs this one shares
 
     def results(self, scale: Scale) -> Path:

@@ -15,6 +15,7 @@ from studies.definition import BASE_STRIDE, Ablation, Scale, Suite
 
 Found: TypeAlias = Mapping[str, Runs]
 """Results by ablation, variant and (checkpoint, seed)."""
+BETTER = "better rate"
 _POINTS = Measure(key="reward", name="points from on-policy", per_problem="reward_per_problem")
 
 
@@ -39,17 +40,22 @@ def paragraph(text: str, first: str = "", rest: str = "") -> str:
 def distances(runs: Runs, reference: str = "on-policy") -> dict[str, Verdict]:
     """Return by variant its test accuracy minus that of the reference in points, paired by checkpoint and seed.
 
-    "{}" in ``reference`` is the variant's ending: "CE-GPPO, 7e-5" minus "clip 0.20, 7e-5" for "clip 0.20, {}".
+    "{}" in ``reference`` is the variant's ending: "CE-GPPO, 7e-5" minus "clip 0.20, 7e-5" for "clip 0.20, {}". A
+    variant at its better rate is compared with the reference at its better rate.
     """
     found: dict[str, Verdict] = {}
     for arm in runs:
-        than = reference.format(arm.partition(", ")[2])
-        if arm == than:
-            continue
-        units, values = paired_values([(arm, "test@best"), (than, "test@best")], runs)
-        if len(set(units)) > 1:
-            found[arm] = students(arm, units, 100 * (values[:, 0] - values[:, 1]), bar=0.0)
+        ending = arm.partition(", ")[2]
+        than = f"{reference}, {ending}" if ending == BETTER and "{}" not in reference else reference.format(ending)
+        if arm != than and (verdict := _points(arm, than, "test@best", runs)):
+            found[arm] = verdict
     return found
+
+
+def _points(arm: str, than: str, measure: str, runs: Runs) -> Verdict | None:
+    """Return ``arm`` minus ``than`` in points; None with fewer than two checkpoints that have both."""
+    units, values = paired_values([(arm, measure), (than, measure)], runs)
+    return students(arm, units, 100 * (values[:, 0] - values[:, 1]), bar=0.0) if len(set(units)) > 1 else None
 
 
 def of_base(runs: Runs, place: int) -> Runs:
@@ -60,7 +66,7 @@ def of_base(runs: Runs, place: int) -> Runs:
 
 
 def distance_section(suite: Suite, ablations: Sequence[Ablation], scale: Scale, found: Found, folder: Path) -> str:
-    """Return the section of distances from the reference by variant and task, with a figure of pairs of variants.
+    """Return the sections of distances from the reference, with a figure of pairs of variants, and of entropy control.
 
     The pairs are ``Suite.beside``, or each variant and the same with entropy control.
     """
@@ -75,10 +81,7 @@ def distance_section(suite: Suite, ablations: Sequence[Ablation], scale: Scale, 
     rows = [
         [
             arm,
-            *(
-                f"{v.effect:+.0f} ({v.low:+.0f} to {v.high:+.0f})" if (v := of.get(arm)) else ""
-                for of in by_family.values()
-            ),
+            *(_shown(of.get(arm)) for of in by_family.values()),
         ]
         for arm in arms
     ]
@@ -104,7 +107,30 @@ def distance_section(suite: Suite, ablations: Sequence[Ablation], scale: Scale, 
         title = "Off-policy and entropy control" if suite.beside is None else f"{words[0]} and {words[1]}"
         (folder / "distances.svg").write_text(str(interval_file(title, drawn, words=words, measure=_POINTS)))
         parts.append(f"![{title}](distances.svg)\n")
-    return "\n".join(parts)
+    return "\n".join([*parts, *control_section({a.title.partition(", ")[2]: found.get(a.id, {}) for a in ablations})])
+
+
+def control_section(by_family: Found) -> list[str]:
+    """Return the section of entropy control by test temperature; nothing if no variant has a twin with control."""
+    rows: list[list[str]] = []
+    for family, runs in by_family.items():
+        for arm in runs:
+            if (control := f"{arm}, control") in runs:
+                cells = [family, arm]
+                for measure in ("test@0.0", "test@1.0"):
+                    _, values = paired_values([(arm, measure), (control, measure)], runs)
+                    cells += [*(f"{100 * mean:.1f}" for mean in values.mean(axis=0))]
+                    cells.append(_shown(_points(control, arm, measure, runs)))
+                rows.append(cells)
+    if not rows:
+        return []
+    head = ("task", "variant", "greedy", "with control", "control gains", "at 1", "with control", "control gains")
+    text = "Percent of test problems, greedy and at temperature 1, with 95 % intervals over initial checkpoints."
+    return [f"## Entropy control, greedy and at temperature 1\n\n{text}\n\n{markdown_table(head, rows)}\n"]
+
+
+def _shown(verdict: Verdict | None) -> str:
+    return "" if verdict is None else f"{verdict.effect:+.0f} ({verdict.low:+.0f} to {verdict.high:+.0f})"
 
 
 def _interval(verdict: Verdict) -> Interval:

@@ -11,7 +11,7 @@ from studies.__main__ import app
 from studies.advice import Advice, Entry, Text, advice_page, check_advice, load_advice, said
 from studies.claims import Found, Verdict, decide, numbers_of, shown_premise, shown_verdict, starts_of
 from studies.definition import SUITES, DifferenceClaim, LevelClaim, Premise, shipped_ablations
-from studies.distances import distances, of_base
+from studies.distances import control_section, distances, of_base
 from studies.pages import (
     equal_cost_table,
     equal_time_table,
@@ -227,6 +227,20 @@ def test_a_distance_is_from_the_variant_with_the_same_ending() -> None:
     found = distances(runs, "clip, {}")
     assert {arm: round(verdict.effect) for arm, verdict in found.items()} == {"KL3, low": 20, "KL3, high": 10}
     assert {unit for rows in of_base(runs, 1).values() for unit in rows} == {(1000, 0), (1001, 0)}
+
+
+def test_a_better_rate_is_compared_with_a_better_rate_and_control_by_temperature() -> None:
+    def runs(accuracy: float) -> dict[tuple[int, int], Any]:
+        tests = {"before": {}, "after": {"0.0": accuracy + 0.2, "1.0": accuracy}}
+        return {(start, 0): {**row(accuracy), "tests": tests} for start in range(2)}
+
+    family = {"on-policy": runs(0.1), "on-policy, better rate": runs(0.5), "reuse 4, better rate": runs(0.4)}
+    assert {arm: round(v.effect) for arm, v in distances(family).items()} == {"reuse 4, better rate": -10}
+    (section,) = control_section({"sums": {"reuse 4": runs(0.3), "reuse 4, control": runs(0.25)}})
+    *_, line = section.strip().splitlines()
+    assert line.startswith("| sums | reuse 4 | 50.0 | 45.0 | -5 ("), "greedy"
+    assert "| 30.0 | 25.0 | -5 (" in line, "at temperature 1"
+    assert control_section({"sums": {"reuse 4": runs(0.3)}}) == []
 
 
 @pytest.mark.slow

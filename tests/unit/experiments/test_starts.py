@@ -98,7 +98,13 @@ def test_starts_are_made_screened_and_recorded_once(tmp_path: Path, monkeypatch:
     assert [row["start"] for row in rows] == [4, 5, 6], "three candidates for one start, and none that can do anything"
     assert all(row["reason"].endswith("below 0.99") for row in rows)
     assert len({row["key"] for row in rows}) == 3, "every start is its own from its first phase on"
-    assert "below 0.99 |" in starts_page(read_screened(file))
+    assert all(set(row["before"]) == {"greedy", "at_1", "pass@16"} for row in rows), "before its last phase too"
+    page = starts_page(read_screened(file))
+    assert "below 0.99 |" in page
+    before = rows[0]["before"]
+    assert f"| chains-start | 4 | {before['greedy']:.3f}, {before['at_1']:.3f} | {rows[0]['greedy']:.3f} |" in page
+    unknown = starts_page({"chains-start": {4: {**rows[0], "before": None}}})
+    assert "| chains-start | 4 | not measured |" in unknown
     monkeypatch.setattr(screening, "make_start", lambda *_: pytest.fail("made again"))
     assert screen("chains.toml", 1, 4, tmp_path, file, told.append) == 0
 
