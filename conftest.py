@@ -81,7 +81,7 @@ def shared_data() -> Path:
 @pytest.fixture(scope="session")
 def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return two folders with models whose vocabulary covers small sums: one architecture, different random weights."""
-    from magicrl.config.schema import TinyModelConfig
+    from magicrl.config.model_schema import TinyModelConfig
     from magicrl.models.loading import save_policy
     from magicrl.models.small_models import make_tiny
 

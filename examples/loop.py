@@ -29,8 +29,10 @@ import torch
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group
 from magicrl.algorithms.entropy import AdaptiveEntropyController, measure_entropy
+from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.loader import load_sft_recipe
-from magicrl.config.schema import AlgorithmConfig, ModelConfig, StageConfig
+from magicrl.config.model_schema import ModelConfig
+from magicrl.config.schema import StageConfig
 from magicrl.data.families import unique_problems
 from magicrl.data.running_sum import make_running_sum
 from magicrl.data.sampler import PromptSampler

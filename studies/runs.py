@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.loader import decisive, digest, load_sft_recipe, load_train_recipe
-from magicrl.config.schema import SftConfig, SftModelConfig, StartConfig, TrainConfig
+from magicrl.config.schema import StartConfig, TrainConfig
+from magicrl.config.sft_schema import SftConfig, SftModelConfig
 from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
 from studies.definition import (

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from magicrl.config.data_schema import SourceConfig
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 from magicrl.records import Problem
 from magicrl.reporting.charts import Chart, Series, draw

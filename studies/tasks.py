@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from magicrl.config.schema import SourceConfig
+from magicrl.config.data_schema import SourceConfig
 from magicrl.data.gym_tasks import GymTask, usable_tasks
 from magicrl.data.sources import load_problems
 from magicrl.records import Problem

@@ -15,7 +15,9 @@ from pydantic.fields import FieldInfo
 
 from magicrl.commands.options import field_docstrings
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
-from magicrl.config.schema import Section, SftConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.section import Section
+from magicrl.config.sft_schema import SftConfig
 from magicrl.registry import BUILTINS
 
 PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe", Reference: "name or reference"}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.speed.models import SMOLLM2, TINY, long_tailed, sample_of, story_tokens
-from magicrl.config.schema import DType
+from magicrl.config.model_schema import DType
 from magicrl.records import TrainSample
 
 

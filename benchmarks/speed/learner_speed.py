@@ -45,7 +45,7 @@ from benchmarks.speed.measure import (
 from benchmarks.speed.models import TINY, model_folder, parameters, plain_model
 from benchmarks.speed.trl_peer import PeerHooks, PeerSettings, learn
 from magicrl.config.algorithm_schema import AlgorithmConfig
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.models.loading import load_policy
 from magicrl.records import TrainBatch
 from magicrl.training.learner import LocalLearner

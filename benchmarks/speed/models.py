@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.shared import ROOT
-from magicrl.config.schema import DType, TinyModelConfig
+from magicrl.config.model_schema import DType, TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import quiet_bars, resolve_dtype, save_policy
 from magicrl.models.small_models import make_tiny, prepare_gguf_package

@@ -54,7 +54,7 @@ from benchmarks.speed.models import (
     vocabulary,
 )
 from benchmarks.speed.rollout_parts import batches_parts, engine_parts
-from magicrl.config.schema import DType
+from magicrl.config.model_schema import DType
 from magicrl.models.decoding import FusedDecoder, fused_decoder
 from magicrl.models.kv_cache import probe_cache_shape
 from magicrl.models.loading import load_policy

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings

@@ -9,7 +9,7 @@ import pytest
 import torch
 from builders import request, train_sample
 
-from magicrl.config.schema import ModelConfig, TinyModelConfig
+from magicrl.config.model_schema import ModelConfig, TinyModelConfig
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.prompts import PromptEncoder

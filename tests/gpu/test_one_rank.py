@@ -12,7 +12,7 @@ from builders import train_sample
 from learning import learning
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import ModelConfig, TinyModelConfig
+from magicrl.config.model_schema import ModelConfig, TinyModelConfig
 from magicrl.distributed.learner.launchers import LocalLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.models.loading import load_policy, save_policy

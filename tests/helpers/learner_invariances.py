@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.selfcheck.loss import VOCABULARY, tiny_model
 from magicrl.training.learner import LocalLearner

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.training.objective import LearnerSettings
 
 

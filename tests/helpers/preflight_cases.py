@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import magicrl
+from magicrl.config.data_schema import SourceConfig
 from magicrl.config.loader import load_sft_recipe
 from magicrl.config.paths import find_recipe
-from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 from magicrl.training.sft import run_sft
 

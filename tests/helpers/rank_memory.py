@@ -22,7 +22,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.planning.memory import LearnerSetup, learner_memory
 from magicrl.planning.shapes import COLUMNS, shape_from_config

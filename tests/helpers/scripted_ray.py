@@ -64,7 +64,7 @@ class ScriptedRay:
         """Make the parts of the recipe, use each once, and return the calls of Ray."""
         import ray  # noqa: TID251 - it is replaced here
 
-        from magicrl.config.schema import ClusterConfig
+        from magicrl.config.cluster_schema import ClusterConfig
         from magicrl.distributed import cluster_parts, runtime
 
         assert config.cluster is not None

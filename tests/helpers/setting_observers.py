@@ -34,7 +34,8 @@ from setting_rows import ENVIRONMENT, FILES, LEFT_OUT, SFT, TRAIN, Row
 from tomli_w import dumps
 
 from magicrl.config.model_schema import LoraConfig, ModelConfig, TinyModelConfig
-from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.sft_schema import SftConfig
 from magicrl.records import Problem
 
 Seen = dict[str, Any]

@@ -39,7 +39,7 @@ from magicrl.commands.options import Flag, as_command, taking
 from magicrl.commands.run_folder import framed
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import DType
+from magicrl.config.model_schema import DType
 from magicrl.evaluation.benchmarks import BenchmarkSource, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Price, write_results

@@ -20,9 +20,11 @@ from rich.table import Table
 
 from magicrl.commands.given import Data, PathText, Reward, data_file, in_python, model_text, reward_reference
 from magicrl.commands.options import as_command
+from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, load_train_recipe
-from magicrl.config.schema import DType, FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
+from magicrl.config.model_schema import DType, ModelConfig
+from magicrl.config.sft_schema import SftPhaseConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
 from magicrl.registry import check, is_builtin

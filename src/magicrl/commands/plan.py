@@ -27,7 +27,8 @@ from magicrl.reporting.wording import print_prose
 from magicrl_verifiers.records import renamed_argument
 
 if TYPE_CHECKING:
-    from magicrl.config.schema import TinyModelConfig, TrainConfig
+    from magicrl.config.model_schema import TinyModelConfig
+    from magicrl.config.schema import TrainConfig
     from magicrl.planning.layouts import Stated
     from magicrl.planning.planner import Options, Plan, StagePlan
 

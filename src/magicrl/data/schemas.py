@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any, cast
 
+from magicrl.config.data_schema import FieldMapping
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import FieldMapping, Section
+from magicrl.config.section import Section
 from magicrl.data.code_records import CodeTask, code_task
 from magicrl.data.data_files import Row
 from magicrl.data.multiple_choice import options_of, right_option, with_options

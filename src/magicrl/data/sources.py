@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, cast, get_args
 
+from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.paths import is_hub_name
-from magicrl.config.schema import FieldMapping, SourceConfig
 from magicrl.data.data_files import BadRow, Row, read_place
 from magicrl.data.families import Split, check_options, make_family, unique_problems
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue

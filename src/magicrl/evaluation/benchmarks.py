@@ -12,9 +12,10 @@ from typing import Any, Literal
 import numpy as np
 from huggingface_hub import hf_hub_download
 
+from magicrl.config.data_schema import FieldMapping
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import FieldMapping, Section
+from magicrl.config.section import Section
 from magicrl.data.gym_tasks import PREFIX, GymTask
 from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import Section
+from magicrl.config.section import Section
 from magicrl_verifiers.records import Extract
 
 TABLE13_SETS = ("aime24", "aime25", "livecodebench")

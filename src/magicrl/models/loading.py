@@ -34,7 +34,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import DType
+from magicrl.config.model_schema import DType
 from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.prompts import end_of_turn_token

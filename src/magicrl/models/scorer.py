@@ -22,7 +22,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models.compiled import check_compiled, check_compiler, compile_layers
 from magicrl.models.exact import FilledContext, filled_rows, use_exact
 from magicrl.models.head import Float32Head, HeadOptions, logprobs_and_entropies

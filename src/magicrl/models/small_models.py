@@ -31,7 +31,7 @@ from transformers import (
 )
 from transformers import modeling_gguf_pytorch_utils as gguf_utils
 
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl.models.loading import quiet_bars, save_policy
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 

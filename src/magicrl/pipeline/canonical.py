@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import BeforeValidator
 
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import Section
+from magicrl.config.section import Section
 from magicrl.records import plain_typography
 from magicrl_verifiers.maths.literals import CARDINALS
 

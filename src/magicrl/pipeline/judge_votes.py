@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import Section
+from magicrl.config.section import Section
 from magicrl.files import only_writer
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge

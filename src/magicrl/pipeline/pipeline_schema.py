@@ -10,9 +10,12 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from magicrl.config.data_schema import FieldMapping, SourceName
 from magicrl.config.loader import load_config, shipped_table
+from magicrl.config.model_schema import DType
 from magicrl.config.paths import FilePath, FilePaths, located_folder
-from magicrl.config.schema import DType, EngineName, FieldMapping, Section, SourceName
+from magicrl.config.rollout_schema import EngineName
+from magicrl.config.section import Section
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.references import did_you_mean
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl_verifiers.references import did_you_mean
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose parameters are counted exactly

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import BeforeValidator
 
 from magicrl.config.loader import shipped_table
-from magicrl.config.schema import Section
+from magicrl.config.section import Section
 from magicrl.evaluation.statistics import Z95
 from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series, Unit, evenly
 from magicrl.reporting.read_folders import RecordedRun

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from magicrl.config.model_schema import DType, HeadDType, LoraConfig
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.protocol import WeightCheck
 from magicrl.rollout.vllm_weights import Placed

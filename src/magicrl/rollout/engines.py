@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from magicrl import registry
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import HeadDType
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.models.adapters import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,

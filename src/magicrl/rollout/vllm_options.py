@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.vllm_adapters import AdapterPlan
 from magicrl_verifiers.references import did_you_mean

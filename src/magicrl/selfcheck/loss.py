@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.algorithm_schema import AlgorithmConfig
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.records import Outcome, Problem, TrainBatch, TrainSample, Verdict, frozen_floats
 from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Proof, Setup, judged, relative_error, rollout_group, worst

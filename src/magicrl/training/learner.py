@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.loss_terms import LossMetrics
-from magicrl.config.schema import AdamWConfig, ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import AdamWConfig, ModelConfig, OptimizerConfig
 from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.cpu_kernels import adamw, add_widened, serves
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products

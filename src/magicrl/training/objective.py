@@ -22,7 +22,9 @@ from magicrl.algorithms.losses import loss_row
 from magicrl.algorithms.token_weights import NONE, Need, correction_of, needs_of, reducer_of, response_weights
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import AdamWConfig, ModelConfig, Section, TrainConfig
+from magicrl.config.model_schema import AdamWConfig, ModelConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.section import Section
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample

@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from magicrl.algorithms.advantages import Signal, advantage_of, group_signal, part_scores
-from magicrl.config.schema import SourceConfig, StageConfig, TrainConfig
+from magicrl.config.data_schema import SourceConfig
+from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import load_parts
 from magicrl.evaluation.job import evaluation_seed, sample_problems
@@ -384,10 +385,21 @@ class _Bench:
     def updates(self, groups: Sequence[ScoredGroup], seconds: float) -> tuple[Update, list[StepMetrics]]:
         """Run a step that learns and the one after it, with as many prompts as were sampled and time allows.
 
-        The KL is measured on responses of ``groups``, which the step is not made from (see `divergence`).
+        The step takes prompts whose sampled answers had different rewards, as far as there are any: of other prompts
+        it may learn nothing, and a step with a long T takes minutes. After ``seconds`` no further step begins. The KL
+        is measured on responses of ``groups``, which the step is not made from (see `divergence`), of other prompts
+        first.
         """
+        began = time.perf_counter()
         affordable = int(seconds / STEPS / 2 / max(self._seconds_a_group, 1e-9))  # half of a step's time is sampling
         config, stage = short_steps(self._config, max(PILOT, min(len(groups), affordable)))
+        by_parts = by_parts_of(config)
+        mixed = {g.group.request.problem.key for g in groups if group_signal(g, by_parts=by_parts) is Signal.MIXED}
+        # The problems that were sampled stand first, so the last ones leave their groups to the KL.
+        others = [problem for problem in reversed(self._problems) if problem.key not in mixed]
+        prompts = [*(problem for problem in self._problems if problem.key in mixed), *others][: stage.rollout_batch]
+        stepped = {problem.key for problem in prompts}
+        measured = sorted(groups, key=lambda group: group.group.request.problem.key in stepped)
         learner = self._built.learner
         trainer = Trainer(
             config,
@@ -395,7 +407,7 @@ class _Bench:
             learner=learner,
             judge=self._judge,
             encode=self._built.encoder.encode,
-            sampler=PromptSampler(self._problems, seed=config.run.seed),
+            sampler=PromptSampler(prompts, seed=config.run.seed),
             controller=entropy_controller(config.entropy),
             reference=self._built.reference,
             teacher=self._built.teacher,
@@ -411,10 +423,12 @@ class _Bench:
                 if moved is not None:
                     break
                 if int(result.metrics.values["groups/trained"] or 0):
-                    samples = buffer_samples(groups[: stage.rollout_batch])
+                    samples = buffer_samples(measured[: stage.rollout_batch])
                     after, _ = learner.logprobs(samples, config.rollout.temperature)
                     moved = divergence([s.sampler_logprobs for s in samples], after, [s.loss_mask for s in samples])
                     del steps[:-1]  # the figures start with the step that moved the policy
+                if time.perf_counter() - began > seconds:
+                    break
         except (NotFiniteError, TrainingStopped) as error:
             failure, finite = str(error), isinstance(error, TrainingStopped)
 
@@ -497,7 +511,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
     rewards = [float(group.rewards[group.counted].mean()) for group in judged]
     verdict = groups[0].verdicts[0]
     shown = f"{verdict.outcome.value} ({verdict.status})".replace("_", " ")
-    by_parts = bool(getattr(advantage_of(config.algorithm.advantage), "by_parts", False))
+    by_parts = by_parts_of(config)
     return Learnable(
         answers=dataclasses.replace(
             answers, reward=float(np.mean(rewards)) if graded else None, groups_per_step=prompts
@@ -516,6 +530,11 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         constant=len(values) == 1,
         rewards=_each_reward(judged),
     )
+
+
+def by_parts_of(config: TrainConfig) -> bool:
+    """Return whether the advantage reads each of several rewards alone (see `group_signal`)."""
+    return bool(getattr(advantage_of(config.algorithm.advantage), "by_parts", False))
 
 
 def _each_reward(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, float]]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from magicrl.algorithms.advantages import score_group
 from magicrl.config.algorithm_schema import AlgorithmConfig
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.job import sample_problems
 from magicrl.models.loading import LoadedModel

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import config_hash, load_start_recipe, to_toml
-from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig, StartConfig
+from magicrl.config.schema import RunConfig, StartConfig
+from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
 from magicrl.data.families import make_family
 from magicrl.data.sources import held_out_keys, load_source
 from magicrl.evaluation.engines import opens_reasoning

@@ -17,8 +17,11 @@ from pathlib import Path
 import torch
 
 from magicrl.algorithms.advantages import advantage_of
+from magicrl.config.data_schema import SourceConfig
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainConfig
+from magicrl.config.model_schema import ModelConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.sft_schema import SftConfig
 from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, source_place_of

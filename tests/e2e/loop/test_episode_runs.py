@@ -14,7 +14,7 @@ import pytest
 import magicrl
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
 from magicrl.training.protocols import TrainingStopped

@@ -36,7 +36,7 @@ from magicrl.commands.eval import (
 from magicrl.commands.evaluation_display import EvalDisplay, _best, show_comparison
 from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl.evaluation.benchmarks import known_benchmarks, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.runner import JobCost

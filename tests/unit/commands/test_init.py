@@ -25,7 +25,7 @@ from magicrl.commands.init import command as run_init
 from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.data.families import make_family
 from magicrl.evaluation.job import sample_problems
 from magicrl.models import cpu_kernels

@@ -14,8 +14,9 @@ import magicrl
 from magicrl.commands.preflight import UNSOUND
 from magicrl.commands.preflight import command as preflight
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import StageConfig
+from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.records import ScoredGroup, TrainSample
+from magicrl.training.preflight import ATTEMPTS, Learnable
 from magicrl.training.step import StepResult, Trainer, buffer_samples
 
 RECIPE = """
@@ -51,7 +52,7 @@ max_steps = 3
 [verifier]
 extract = "lenient"
 """
-REWARD = "def always(problem, response):\n    return 1.0\n"
+REWARD = "def always(problem, response):\n    return 1.0\n\n\ndef never(problem, response):\n    return 0.0\n"
 
 
 @pytest.fixture(scope="module")
@@ -105,28 +106,62 @@ def test_minutes_and_samples_are_the_budget(recipe: Path, monkeypatch: pytest.Mo
     assert budgets == [{"seconds": 120, "samples": 7}]
 
 
-def test_the_kl_of_a_step_is_measured_on_responses_that_it_was_not_made_from(
-    recipe: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trained: list[ScoredGroup] = []
-    measured: list[ScoredGroup] = []
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch) -> list[StepResult]:
+    """The training steps that preflight makes."""
+    made: list[StepResult] = []
 
     class Watched(Trainer):
         def step(self, stage: StageConfig, stage_index: int) -> StepResult:
-            result = super().step(stage, stage_index)
-            trained.extend(result.groups)
-            return result
+            made.append(super().step(stage, stage_index))
+            return made[-1]
+
+    monkeypatch.setattr("magicrl.training.preflight.Trainer", Watched)
+    return made
+
+
+def test_the_kl_of_a_step_is_measured_on_responses_that_it_was_not_made_from(
+    recipe: Path, steps: list[StepResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[ScoredGroup] = []
 
     def samples_of(groups: Sequence[ScoredGroup]) -> list[TrainSample]:
         measured.extend(groups)
         return buffer_samples(groups)
 
-    monkeypatch.setattr("magicrl.training.preflight.Trainer", Watched)
     monkeypatch.setattr("magicrl.training.preflight.buffer_samples", samples_of)
-    found = magicrl.preflight(recipe, settings={"data.train.0.levels": [2]}, samples=32)
+    found = magicrl.preflight(recipe, settings={"stages.0.rollout_batch": 4}, samples=32)
     assert found["update"]["kl"] is not None
-    assert len(measured) == found["update"]["prompts"]
+    assert len(measured) == found["update"]["prompts"] == 4
+    trained = [group for step in steps for group in step.groups]
     assert not {id(group) for group in measured} & {id(group) for group in trained}
+    assert not {g.group.request.problem.key for g in measured} & {g.group.request.problem.key for g in trained}
+
+
+def test_the_step_is_made_from_prompts_whose_answers_had_different_rewards(
+    recipe: Path, steps: list[StepResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled: list[ScoredGroup] = []
+    learnable = magicrl.training.preflight._learnable
+
+    def seen(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: int) -> Learnable:
+        sampled.extend(groups)
+        return learnable(config, groups, vocabulary)
+
+    monkeypatch.setattr("magicrl.training.preflight._learnable", seen)
+    preflight(recipe, settings=["stages.0.rollout_batch=4"], samples=64)
+    mixed = {g.group.request.problem.key for g in sampled if 0 < g.correct.sum() < len(g.correct)}
+    assert 0 < len(mixed) < len(sampled)
+    stepped = {group.group.request.problem.key for group in steps[0].groups}
+    assert stepped <= mixed or mixed < stepped
+
+
+def test_without_a_signal_steps_end_with_the_time(recipe: Path, steps: list[StepResult]) -> None:
+    never = f"reward={recipe.with_name('reward.py')}:never"
+    preflight(recipe, settings=[never], minutes=1e-4, samples=8)
+    assert len(steps) == 1
+    preflight(recipe, settings=[never], minutes=60, samples=8)
+    assert len(steps) == 1 + ATTEMPTS
 
 
 def test_too_few_minutes_are_said_with_the_time_that_it_took(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:

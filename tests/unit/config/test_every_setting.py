@@ -16,8 +16,9 @@ import pytest
 from setting_observers import Observers
 from setting_rows import ROWS, SFT, TRAIN, Row
 
-from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
 from magicrl.config.section import Section
+from magicrl.config.sft_schema import SftConfig
 
 SCHEMAS: dict[str, type[Section]] = {"train": TrainConfig, "sft": SftConfig}
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from processes import magicrl_here
 
+from magicrl.config.data_schema import SourceConfig
 from magicrl.config.errors import RecipeError
 from magicrl.config.paths import counted_from
-from magicrl.config.schema import SourceConfig
 from magicrl.data.families import make_family
 from magicrl.data.sources import load_problems
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from magicrl.config.data_schema import SourceConfig
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import SourceConfig
 from magicrl.data.families import OptionValue, make_family
 from magicrl.data.sources import load_problems
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 from builders import write_lines
 
+from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import FieldMapping, SourceConfig
 from magicrl.data.sources import Place, load_problems, recognise
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
 from magicrl.records import Message, Problem

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 from builders import problem, write_lines
 
+from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import FieldMapping, SourceConfig
 from magicrl.data.sources import MARK, load_mixture, load_problems, load_source, problems_fingerprint, with_wrong_labels
 from magicrl.records import Message, Problem, plain_typography, prompt_key
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.schema import TinyModelConfig, TrainConfig
+from magicrl.config.model_schema import TinyModelConfig
+from magicrl.config.schema import TrainConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny

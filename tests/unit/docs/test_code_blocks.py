@@ -18,7 +18,8 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 import magicrl
 from magicrl.algorithms.loss_terms import LossInputs, loss_terms
-from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.sft_schema import SftConfig
 from magicrl.data.families import make_family, unique_problems
 from magicrl.environments.base import Step
 from magicrl.models.small_models import make_miniature

@@ -129,7 +129,7 @@ def test_every_command_has_help_with_an_example(command: str, capsys: pytest.Cap
 
 def test_the_recipe_page_is_the_schema_and_explains_every_setting() -> None:
     assert recipe_page.PAGE.read_text() == recipe_page.page(), "python -m tools.recipe_page"
-    assert "|  |\n" not in recipe_page.page(), "a setting without a text under it in config/schema.py"
+    assert "|  |\n" not in recipe_page.page(), "a setting without a text under it in src/magicrl/config"
 
 
 def test_the_page_of_losses_has_every_built_in_as_it_is() -> None:

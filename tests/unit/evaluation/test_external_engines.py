@@ -11,7 +11,7 @@ import pytest
 from json_server import Reply, json_server
 
 from magicrl.commands.eval import parse_engine_options
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.evaluation.engines import open_engine
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import _ENGINE_OPTIONS

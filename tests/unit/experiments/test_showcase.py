@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.config.schema import SourceConfig
+from magicrl.config.data_schema import SourceConfig
 from magicrl.records import Problem
 from studies.showcase import parts, sentence, tiny, without_model, without_template
 

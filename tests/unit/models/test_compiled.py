@@ -23,7 +23,7 @@ from builders import train_sample
 from torch._dynamo.utils import counters
 from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig, Qwen3Config
 
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models import compiled
 from magicrl.models.compiled import check_compiled, check_compiler
 from magicrl.models.scorer import PolicyScorer

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl.models.loading import load_policy, read_licence, resolve_device, save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import (

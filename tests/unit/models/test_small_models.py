@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl.models.loading import load_policy
 from magicrl.models.small_models import make_miniature, make_tiny, make_tokenizer
 

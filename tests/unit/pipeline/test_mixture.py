@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magicrl.config.data_schema import SourceConfig
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 from magicrl.pipeline.card import waterfall
 from magicrl.pipeline.mix_step import quotas_of

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from magicrl.config.schema import SourceConfig
+from magicrl.config.data_schema import SourceConfig
 from magicrl.data.sources import load_source
 from magicrl.pipeline.pipeline_schema import known_kinds
 from magicrl.records import prompt_key

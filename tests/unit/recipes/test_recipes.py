@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from magicrl.config.data_schema import SourceConfig
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
-from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 
 RECIPES = Path(__file__).resolve().parents[3] / "src" / "magicrl" / "recipes"

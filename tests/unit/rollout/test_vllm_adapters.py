@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import LoraConfig, TinyModelConfig
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.scorer import PolicyScorer
 from magicrl.models.small_models import make_tiny
@@ -35,7 +35,7 @@ import json, sys
 import torch
 from transformers import AutoModelForCausalLM
 from magicrl.config.model_schema import LoraConfig, ModelConfig
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.models.adapters import adapter_shapes
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens

@@ -19,7 +19,7 @@ import torch
 from builders import train_sample
 from transformers import AutoModelForCausalLM
 
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample, frozen_floats
 from magicrl.rollout.engine_settings import EngineSettings
@@ -38,7 +38,8 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from transformers import AutoModelForCausalLM
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.config.schema import ModelConfig, VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
 from magicrl.rollout import vllm_weights
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse

@@ -16,7 +16,7 @@ import pytest
 import tomli_w
 import torch
 
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny

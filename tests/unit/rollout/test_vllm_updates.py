@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from vllm_samples import run_scenario, save_tiny
 
-from magicrl.config.schema import VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.vllm_engine import VllmEngine
 
@@ -28,7 +28,8 @@ import torch
 from magicrl.models.loading import described_model, load_policy
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.vllm_engine import VllmEngine
-from magicrl.config.schema import ModelConfig, VllmConfig
+from magicrl.config.rollout_schema import VllmConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from vllm_samples import rows, sample_request, scored

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
-from magicrl.config.schema import SftConfig
+from magicrl.config.sft_schema import SftConfig
 from magicrl.models.loading import LoadedModel, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature

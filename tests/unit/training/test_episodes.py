@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from magicrl.algorithms.advantages import score_group
 from magicrl.algorithms.entropy import measure_entropy
 from magicrl.algorithms.token_weights import second_moment_mask
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.evaluation.samples import sample_row
 from magicrl.planning.costs import SequenceWork
 from magicrl.records import (

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.algorithms.losses import LOSSES
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.training.learner import LocalLearner, ReferenceModel

@@ -10,7 +10,7 @@ import torch
 import transformers
 from builders import SIZES, train_sample
 
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings

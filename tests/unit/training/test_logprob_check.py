@@ -10,7 +10,7 @@ import pytest
 import torch
 from builders import problem
 
-from magicrl.config.schema import ModelConfig, TinyModelConfig
+from magicrl.config.model_schema import ModelConfig, TinyModelConfig
 from magicrl.models.small_models import make_tiny
 from magicrl.records import RolloutGroup, frozen_floats, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine

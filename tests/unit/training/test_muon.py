@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magicrl.config.schema import OptimizerConfig
+from magicrl.config.model_schema import OptimizerConfig
 from magicrl.training.learner import MasterOptimizer, muon_matrices
 
 SHAPES = {

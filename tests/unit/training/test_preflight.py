@@ -236,6 +236,10 @@ EARNED = SOUND.reward.earned
         # a warm-up saves a run from the measured step
         (replace(SOUND, update=replace(UPDATE, kl=0.3, warmup=True)), {}),
         (replace(SOUND, update=replace(UPDATE, kl=math.nan)), {"learning_rate": "stop"}),
+        (
+            replace(SOUND, template=replace(SOUND.template, foreign=("<|im_end|>",)), update=replace(UPDATE, kl=0.3)),
+            {"template": "stop"},
+        ),
         (replace(SOUND, update=replace(UPDATE, failure="NaN", finite=False)), {"learning_rate": "stop"}),
         (replace(SOUND, update=replace(UPDATE, kl=1e-12)), {"learning_rate_low": "warning"}),
         # answers agree, the labels differ, and other problems' labels fit them as well

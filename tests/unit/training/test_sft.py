@@ -16,16 +16,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.loader import to_toml
-from magicrl.config.schema import (
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    SftConfig,
-    SftModelConfig,
-    SftPhaseConfig,
-    StartConfig,
-    TinyModelConfig,
-)
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig, TinyModelConfig
+from magicrl.config.schema import RunConfig, StartConfig
+from magicrl.config.sft_schema import SftConfig, SftModelConfig, SftPhaseConfig
 from magicrl.data.families import Split
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder

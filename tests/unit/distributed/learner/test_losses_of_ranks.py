@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from magicrl.config.cluster_schema import ClusterTimeouts, LearnerPlacement
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.distributed.learner import launchers
 from magicrl.distributed.learner.launchers import (
     Answer,

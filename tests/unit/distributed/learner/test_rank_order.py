@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import ModelConfig
+from magicrl.config.model_schema import ModelConfig
 from magicrl.distributed.learner.launchers import Answer, RankGroup
 from magicrl.distributed.learner.learner import DistributedLearner, by_node, shard_ranks
 from magicrl.distributed.learner.rank import LearnerRank

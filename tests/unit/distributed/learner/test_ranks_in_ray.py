@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.launchers import LearnerLost, RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample
