@@ -92,8 +92,16 @@ def _clustered(values: NDArray[np.float64], clusters: Clusters) -> tuple[float, 
     if len(values) == 0:
         raise ValueError("no judged problems: there is nothing to average")
     mean = float(values.mean())
-    sums = _sums(values - mean, clusters)
+    sums = _deviations(values, mean, clusters)
     return mean, _error(sums, len(values)), len(sums)
+
+
+def _deviations(values: NDArray[np.float64], mean: float, clusters: Clusters) -> NDArray[np.float64]:
+    """Return the clusters' summed deviations from the mean, all 0 if the clusters agree."""
+    sums = _sums(values - mean, clusters)
+    # rounding: the mean of 30 thirds is not 1/3, and an error of 1e-17 would make the interval a point
+    sums[np.abs(sums) <= 1e-14 * np.abs(values).sum()] = 0.0
+    return sums
 
 
 def _sums(values: NDArray[np.float64], clusters: Clusters) -> NDArray[np.float64]:
@@ -186,7 +194,7 @@ def paired_difference(after: Values, before: Values, clusters: Clusters = None, 
     """Return the mean of ``after - before`` over the same problems, with an interval.
 
     The interval is a bootstrap over problems (fixed seed). With fewer clusters than problems it is Student's with the
-    cluster-robust standard error, since a bootstrap over few clusters is too narrow. If all problems differ by the same
+    cluster-robust standard error, since a bootstrap over few clusters is too narrow. If all clusters differ by the same
     amount (mostly 0), both would be a point and claim certainty. Then the interval is Bonett and Price's adjusted one
     for paired shares, which adds one won and one lost cluster. ``span`` is a problem's largest possible difference.
     """
@@ -195,9 +203,9 @@ def paired_difference(after: Values, before: Values, clusters: Clusters = None, 
     if n == 0:
         raise ValueError("no problems to compare")
     mean = float(delta.mean())
-    sums = _sums(delta - mean, clusters)
+    sums = _deviations(delta, mean, clusters)
     groups = len(sums)
-    if groups == 1 or np.ptp(delta) == 0:
+    if not sums.any():
         low, high = _adjusted(np.full(groups, mean), span)
     elif groups < n:
         half = student(groups - 1) * _error(sums, n)

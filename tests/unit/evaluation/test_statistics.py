@@ -87,6 +87,21 @@ def test_no_difference_on_few_problems_is_no_certainty() -> None:
     assert 0.3 < always.low < 0.6
 
 
+def test_agreement_up_to_rounding_is_no_certainty() -> None:
+    thirds = [1 / 3] * 30  # their mean in floating point is not 1/3
+    assert share(thirds).high - share(thirds).low > 0.3
+    gain = paired_difference([2 / 3, 1.0] * 15, [1 / 3, 2 / 3] * 15)  # 2/3 - 1/3 and 1 - 2/3 differ in the last bit
+    assert gain.high - gain.low > 0.15
+
+
+def test_templates_of_equal_means_are_no_certainty() -> None:
+    """Three templates of two problems each: one problem is won and one lost in each, so that no template differs."""
+    found = paired_difference([1.0, 0.0] * 3, [0.0, 1.0] * 3, ["a", "a", "b", "b", "c", "c"])
+    assert found.mean == 0.0
+    assert found.low < -0.3
+    assert found.high > 0.3
+
+
 def test_nothing_judged_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing to average"):
         share([])
