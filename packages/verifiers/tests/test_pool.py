@@ -24,6 +24,8 @@ from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.records import Episode, Outcome, Problem, Verdict
 from magicrl.rollout.requests import submit_completions, verdicts_of
 from magicrl_verifiers import JudgeOptions, VerifierPool
+from magicrl_verifiers.code.judge import CodeOptions
+from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.isolated import IsolatedProtocol
 from magicrl_verifiers.records import make_verdict
 from magicrl_verifiers.workers import Item, Lost, WorkerProcess, WorkerRefusal, WorkerStartError
@@ -303,6 +305,22 @@ def test_errors_name_the_remedy() -> None:
         JudgeOptions(reasoning="maybe")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="workers"):
         VerifierPool(workers=0)
+
+
+@pytest.mark.parametrize("seconds", [0.0, float("nan"), float("inf"), 1e300])
+def test_a_time_limit_that_no_timer_takes_is_refused(seconds: float) -> None:
+    """NaN would make every answer wrong, and infinity overflows the timer after the first answer was sent."""
+    with pytest.raises(ValueError, match="time_limit must be positive seconds, at most 86400"):
+        VerifierPool(time_limit=seconds)
+    with pytest.raises(ValueError, match="time_limit must be"):
+        Limits(cpu_seconds=seconds)
+    with pytest.raises(ValueError, match="total_limit must be"):
+        CodeOptions(total_seconds=seconds)
+
+
+def test_the_longest_time_limit_can_be_waited_for() -> None:
+    with VerifierPool(time_limit=86_400.0) as pool:
+        assert pool.judge(problem("1/2"), [r"\boxed{0.5}"])[0].correct
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])

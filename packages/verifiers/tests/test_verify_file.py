@@ -101,6 +101,20 @@ def test_an_output_that_is_the_input(tmp_path: Path) -> None:
     for output in (source, link):
         with pytest.raises(ValueError, match="is the input file"):
             verify_file(source, output)
+    # the output grows in OUTPUT.part, which would empty this input before its first line is read
+    left = tmp_path / "out.jsonl.part"
+    left.write_text(source.read_text())
+    with pytest.raises(ValueError, match=r"out\.jsonl\.part is the input file"):
+        verify_file(left, tmp_path / "out.jsonl")
+    assert left.read_text() == source.read_text()
+
+
+def test_a_folder_as_output_is_refused_before_anything_is_judged(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"reference": "5", "response": "5"}])
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ValueError, match="is a folder; give a file in it"):
+        verify_file(source, tmp_path / "out")
+    assert not (tmp_path / "out.part").exists()
 
 
 def test_only_a_whole_output_has_its_name(tmp_path: Path) -> None:

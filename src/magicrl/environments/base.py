@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 from magicrl.records import Problem, Verdict
 from magicrl.registry import resolve
-from magicrl_verifiers.records import make_verdict
+from magicrl_verifiers.records import check_seconds, make_verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,8 +95,8 @@ def environment_spec(reference: str) -> EnvironmentSpec:
     tools, limit = tuple(getattr(found, "tools", ())), getattr(found, "time_limit", None)
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError(f"{name}: tools must be a list of JSON schemas (dicts), got {tools!r:.100}")
-    if limit is not None and not limit > 0:
-        raise ValueError(f"{name}: time_limit must be positive seconds, got {limit}")
+    if limit is not None:
+        check_seconds(f"{name}: time_limit", limit)
     right_from = float(getattr(found, "right_from", 1.0))
     make = cast("Callable[[], Environment]", found)
     return EnvironmentSpec(reference=reference, make=make, tools=tools, time_limit=limit, right_from=right_from)

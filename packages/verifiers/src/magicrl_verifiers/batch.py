@@ -86,7 +86,7 @@ def judge_file(
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
     scores: list[float] = []
-    part = output.with_name(output.name + ".part")
+    part = _part(output)
     lines = count_lines(input)
     waiting: deque[tuple[Any, Ticket | ValueError]] = deque()
 
@@ -139,16 +139,28 @@ def check_file(input: Path, output: Path) -> None:
     """Refuse what no work should be spent on.
 
     Raises:
-        ValueError: there is no line in the input, or input and output are the same file.
+        ValueError: there is no line in the input, input and output are the same file, or the output is a folder.
         OSError: the input cannot be read.
     """
-    # before anything is judged: the input would be overwritten at the end of a long run
-    if output.exists() and output.samefile(input):
-        raise ValueError(f"output {output} is the input file; choose another")
+    _check_output(input, output)
     with input.open("rb") as file:
         empty = not any(raw.strip() for raw in file)
     if empty:
         raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
+
+
+def _check_output(input: Path, output: Path) -> None:
+    # before anything is judged: the input would be overwritten, or a long run would end without a place for its result
+    for written in (output, _part(output)):
+        if written.exists() and written.samefile(input):
+            raise ValueError(f"output {written} is the input file; choose another")
+    if output.is_dir():
+        raise ValueError(f"output {output} is a folder; give a file in it")
+
+
+def _part(output: Path) -> Path:
+    """Return the file that grows until the output is whole."""
+    return output.with_name(output.name + ".part")
 
 
 def verify_file(
@@ -467,8 +479,7 @@ def _each_problem(
     look: Callable[[CodeJudge, Suite, dict[str, Any]], dict[str, Any]],
     tell: Tell,
 ) -> list[dict[str, Any]]:
-    if output.exists() and output.samefile(input):
-        raise ValueError(f"output {output} is the input file; choose another")
+    _check_output(input, output)
     rows: list[dict[str, Any]] = []
     lines = count_lines(input)
     with CodeJudge(options) as judge:

@@ -33,6 +33,13 @@ _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206
 _TYPED = str.maketrans("‘’‚‛′“”„‟″‐‑‒–−", "'" * 5 + '"' * 5 + "-" * 5)
 
 
+def check_seconds(name: str, value: float) -> None:
+    """Raise ValueError unless ``value`` is a usable time limit: positive seconds, at most a day."""
+    # NaN would make every answer wrong, and the timers of the system overflow
+    if not 0 < value <= 86_400:
+        raise ValueError(f"{name} must be positive seconds, at most 86400 (a day), got {value}")
+
+
 def plain_typography(text: str) -> str:
     """Return ``text`` in the characters that a keyboard would give, case and whitespace as they are.
 

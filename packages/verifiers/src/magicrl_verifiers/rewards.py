@@ -32,7 +32,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
-from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, make_verdict
+from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, check_seconds, make_verdict
 from magicrl_verifiers.references import resolve_reference
 from magicrl_verifiers.workers import Exhausted, Item, Refused, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
@@ -84,8 +84,8 @@ class reward:
     concurrency: int = 64
 
     def __post_init__(self) -> None:
-        if self.time_limit is not None and not self.time_limit > 0:
-            raise ValueError(f"time_limit of a reward must be positive seconds, got {self.time_limit}")
+        if self.time_limit is not None:
+            check_seconds("time_limit of a reward", self.time_limit)
         if self.concurrency < 1:
             raise ValueError(f"concurrency of a reward must be at least 1, got {self.concurrency}")
 

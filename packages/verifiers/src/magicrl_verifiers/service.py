@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from magicrl_verifiers.judge_settings import NO_JUDGE, JudgeSettings
-from magicrl_verifiers.records import Judge, JudgeOptions, Problem, Verdict
+from magicrl_verifiers.records import Judge, JudgeOptions, Problem, Verdict, check_seconds
 from magicrl_verifiers.several import joined
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
 from magicrl_verifiers.workers import Closing, JudgingPool, Ticket, WorkerPool
@@ -67,8 +67,7 @@ class VerifierPool(JudgingPool):
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        if time_limit <= 0:
-            raise ValueError(f"time_limit must be positive seconds, got {time_limit}")
+        check_seconds("time_limit", time_limit)
         self._options = options or JudgeOptions()
         self._limits = (time_limit, memory_limit_mb)
         self._workers = workers

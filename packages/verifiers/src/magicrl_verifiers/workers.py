@@ -285,7 +285,8 @@ def _line(message: Mapping[str, Any]) -> bytes:
 def _ready(fd: int, event: int, seconds: float) -> bool:
     poll = select.poll()  # not select(): descriptors above 1023 are common in long runs
     poll.register(fd, event)
-    return bool(poll.poll(max(0.0, seconds) * 1000))
+    # milliseconds are a C int: a stall limit of ten days overflows it
+    return bool(poll.poll(min(max(0.0, seconds), 1e6) * 1000))
 
 
 def _spawn(handler: str, errors: int) -> subprocess.Popen[bytes]:

@@ -37,7 +37,15 @@ from magicrl_verifiers.code.sandbox import (
 from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
 from magicrl_verifiers.extraction import answer_part
-from magicrl_verifiers.records import OUTCOME_OF_STATUS, JudgeOptions, Problem, Reasoning, Verdict, require_references
+from magicrl_verifiers.records import (
+    OUTCOME_OF_STATUS,
+    JudgeOptions,
+    Problem,
+    Reasoning,
+    Verdict,
+    check_seconds,
+    require_references,
+)
 from magicrl_verifiers.workers import (
     Closing,
     Exhausted,
@@ -211,6 +219,10 @@ class CodeOptions:
     stop_at_failure: bool = True
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     judge: JudgeOptions = field(default_factory=JudgeOptions)
+
+    def __post_init__(self) -> None:
+        if self.total_seconds is not None:
+            check_seconds("total_limit", self.total_seconds)
 
 
 class CodeJudge(Closing):

@@ -23,6 +23,7 @@ from typing import Any
 
 import magicrl_verifiers
 from magicrl_verifiers.code.values import EXIT_MEMORY, EXIT_NOT_PLAIN, read_all, write_all
+from magicrl_verifiers.records import check_seconds
 
 MIB = 1 << 20
 
@@ -63,8 +64,7 @@ class Limits:
     threads: int = 64
 
     def __post_init__(self) -> None:
-        if not self.cpu_seconds > 0:
-            raise ValueError(f"time_limit must be positive seconds, got {self.cpu_seconds}")
+        check_seconds("time_limit", self.cpu_seconds)
         if self.memory_mb < 16:
             raise ValueError(f"memory_limit_mb must be at least 16, got {self.memory_mb}")
 
