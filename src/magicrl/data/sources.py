@@ -28,12 +28,16 @@ from magicrl.records import Problem
 from magicrl.registry import resolve
 from magicrl_verifiers.gym import NAME as GYM
 from magicrl_verifiers.references import LIVE
+from magicrl_verifiers.several import reward_names
+
+_ANSWER_ONLY = frozenset({"maths", "exact", "code", "judge"})
+"""Verifiers that read nothing of a problem's ``extra``."""
 
 
 def problems_fingerprint(problems: Iterable[Problem]) -> str:
     """Return a SHA-256 (hex) of the problems in their order.
 
-    ``extra`` is left out, because it never reaches the model or the verifier.
+    ``extra`` counts where an environment or a custom reward may read it.
     """
     digest = hashlib.sha256()
     for p in problems:
@@ -43,7 +47,10 @@ def problems_fingerprint(problems: Iterable[Problem]) -> str:
             fields.append([[message.role, message.content] for message in p.context])
         if p.environment is not None:
             fields.append({"environment": p.environment})
-        line = json.dumps(fields, ensure_ascii=True)
+        if p.extra and (p.environment is not None or not _ANSWER_ONLY.issuperset(reward_names(p.verifier))):
+            fields.append({"extra": sorted(p.extra.items())})
+        # an object is known by its type: its text may hold an address, which differs in every process
+        line = json.dumps(fields, ensure_ascii=True, skipkeys=True, default=lambda value: type(value).__name__)
         digest.update(line.encode() + b"\n")
     return digest.hexdigest()
 

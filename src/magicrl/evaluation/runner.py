@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -329,13 +329,21 @@ def decides_of(
     if settings.judge is not None and any("judge" in reward_names(problem.verifier) for problem in benchmark.problems):
         # the address and speed of the judge decide no score
         decides["judging"]["judge"] = decisive(settings.judge, _NOT_DECISIVE)
+    # other code of a custom reward may give other verdicts
+    if rewards := _code_of({name for problem in benchmark.problems for name in reward_names(problem.verifier)}):
+        decides["judging"]["rewards_sha256"] = rewards
     # other code or limits of environments may give other samples
     names = sorted({problem.environment for problem in benchmark.problems if problem.environment is not None})
     if names:
         limits = {name: getattr(settings, name) for name in ("max_turns", "max_observation_tokens")}
-        code = {name: references.file_fingerprint(name) for name in names if name.rpartition(":")[0].endswith(".py")}
-        decides["environments"] = {"names": names, "sha256": code, **limits}
+        decides["environments"] = {"names": names, "sha256": _code_of(names), **limits}
     return decides
+
+
+def _code_of(names: Iterable[str]) -> dict[str, str | None]:
+    """Return the SHA-256 of the file of each name ``file.py:attribute``."""
+    files = sorted(name for name in names if name.rpartition(":")[0].endswith(".py"))
+    return {name: references.file_fingerprint(name) for name in files}
 
 
 def job_of(

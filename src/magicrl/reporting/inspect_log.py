@@ -37,8 +37,8 @@ def write_inspect_logs(evaluation: RecordedEvaluation, folder: Path) -> list[Pat
         asked = {problem.id: problem for problem in problems}
         samples = [_sample(asked[row.problem], row, evaluation.model) for row in rows if row.problem in asked]
         documents: dict[str, Any] = {"header.json": _header(evaluation, name, result, samples)}
-        # ids may hold slashes, which would be folders in the archive
-        documents |= {f"samples/{s['id'].replace('/', '_')}_epoch_{s['epoch']}.json": s for s in samples}
+        # Inspect finds a sample by this name, with the slashes of its id
+        documents |= {f"samples/{s['id']}_epoch_{s['epoch']}.json": s for s in samples}
         documents["summaries.json"] = [{key: s[key] for key in _SUMMARY if key in s} for s in samples]
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as file:
@@ -61,7 +61,8 @@ def _header(
     settings = dict(result.settings)
     judged = sum("scores" in sample for sample in samples)
     score = {"name": "magicrl", "scorer": "magicrl", "metrics": metrics}
-    generation = {key: settings[key] for key in ("temperature", "max_tokens", "seed") if key in settings}
+    sampling: Mapping[str, Any] = settings.get("sampling", {})
+    generation = {key: sampling[key] for key in ("temperature", "max_tokens", "seed") if key in sampling}
     return {
         "version": 2,
         "status": "success",

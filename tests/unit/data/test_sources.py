@@ -385,6 +385,22 @@ def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path)
     assert problems_fingerprint([first, problems[1]]) == base
 
 
+@pytest.mark.parametrize("reads", [{"environment": "guessing"}, {"verifier": "maths + mine.py:score"}])
+def test_fingerprint_sees_further_columns_where_something_reads_them(tmp_path: Path, reads: dict[str, str]) -> None:
+    """The secret of a guessing game, or a column that a reward requires, makes another problem."""
+    write_lines(tmp_path / "s.jsonl", TWO)
+    first = replace(load(tmp_path, "s.jsonl")[0], verifier="maths")
+
+    def prints(**change: Any) -> set[str]:
+        rows: list[dict[str, Any]] = [{"secret": 3, "low": 1}, {"low": 1, "secret": 3}, {"secret": 4, "low": 1}]
+        return {problems_fingerprint([replace(first, extra=row, **change)]) for row in rows}
+
+    assert len(prints()) == 1, "the maths verifier reads the reference answer only"
+    assert len(prints(**reads)) == 2, "the order of the columns does not matter, their values do"
+    objects = {problems_fingerprint([replace(first, extra={"image": object()}, **reads)]) for _ in range(2)}  # pyright: ignore[reportArgumentType]
+    assert len(objects) == 1
+
+
 # ---- real data sets, where present --------------------------------------------------------------
 
 

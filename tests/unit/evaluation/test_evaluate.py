@@ -143,6 +143,24 @@ def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path]
         EvaluationFolder(tmp_path / "out" / "sums").job()
 
 
+def test_a_reward_whose_file_changed_is_another_job(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    """Samples that the old code judged must not count in a score of the new code."""
+    reward = tmp_path / "mine.py"
+    reward.write_text("def score(problem, response):\n    return 1.0\n")
+    engine = EngineSettings(model=str(tiny_models[0]), threads=1, max_rows=8)
+
+    def evaluate() -> Path | None:
+        benchmark = loaded(sums, verifier=f"{reward}:score")
+        return run_evaluation([benchmark], "in_process", engine, SETTINGS, tmp_path / "out", Watcher())
+
+    score = results(evaluate())["accuracy"]["mean"]
+    assert score > 0
+    assert results(evaluate())["accuracy"]["mean"] == score, "the same code continues"
+    reward.write_text("def score(problem, response):\n    return 0.0\n")
+    with pytest.raises(ValueError, match=r"judging\.rewards_sha256\.\S*mine\.py:score: was \w+, is now "):
+        evaluate()
+
+
 def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, whole: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ def test_a_log_has_every_response_with_what_it_earned(folder: Path, tmp_path: Pa
     assert path == tmp_path / "logs" / "sums.eval"
     found = documents(path)
     header, summaries = found.pop("header.json"), found.pop("summaries.json")
-    assert list(found) == [f"samples/{name}_epoch_{n}.json" for name in ("a_1", "b") for n in (1, 2)]
+    assert list(found) == [f"samples/{name}_epoch_{n}.json" for name in ("a/1", "b") for n in (1, 2)]
     samples = list(found.values())
     assert [(s["id"], s["epoch"]) for s in samples] == [("a/1", 1), ("a/1", 2), ("b", 1), ("b", 2)]
     assert [s.get("scores", {}).get("magicrl", {}).get("value") for s in samples] == [1.0, 0.0, 0.0, None]
@@ -49,6 +49,8 @@ def test_a_log_has_every_response_with_what_it_earned(folder: Path, tmp_path: Pa
     assert "messages" not in summaries[0]
     assert (header["version"], header["status"], header["eval"]["task"]) == (2, "success", "sums")
     assert header["eval"]["model"] == "models/start"
+    settings = {"temperature": 1.0, "max_tokens": 128, "seed": 0}
+    assert header["eval"]["model_generate_config"] == header["plan"]["config"] == settings
     (score,) = header["results"]["scores"]
     assert (score["scored_samples"], score["unscored_samples"]) == (3, 1)
 
@@ -60,3 +62,12 @@ def test_a_logs_figures_are_those_of_the_results(folder: Path, tmp_path: Path) -
     for name, figure in (("accuracy", result["accuracy"]), ("pass_at_2", result["pass_at"]["2"])):
         ends = {name: figure["mean"], f"{name}_low": figure["low"], f"{name}_high": figure["high"]}
         assert {key: metrics[key]["value"] for key in ends} == ends
+
+
+def test_problems_whose_ids_differ_in_a_slash_are_two_samples(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "run", {"a/1": [True], "a_1": [False]}, text="It is 7.")
+    (path,) = write_inspect_logs(read_evaluation_folder(folder), tmp_path / "logs")
+    found = documents(path)
+    for name, value in (("a/1", 1.0), ("a_1", 0.0)):
+        sample = found[f"samples/{name}_epoch_1.json"]
+        assert (sample["id"], sample["scores"]["magicrl"]["value"]) == (name, value)
