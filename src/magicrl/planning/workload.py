@@ -113,18 +113,22 @@ def read_measured(folder: Path) -> tuple[Lengths, float]:
     """Return the lengths of the last steps of a run folder, and the share of the groups used in training.
 
     Raises:
-        ValueError: no metrics, or no step.
+        ValueError: no metrics, or no step with sampled responses.
     """
     path = folder / "metrics.jsonl"
+    keys = ("length/mean", "length/q50", "length/q90", "groups/trained", "groups/sampled", "stage/max_tokens")
     try:
-        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, json.JSONDecodeError) as error:
+        # the last line of a running or killed run may be incomplete
+        lines = path.read_text(encoding="utf-8").rpartition("\n")[0].splitlines()
+        rows = [(row["stage"], row["values"]) for row in map(json.loads, lines)]
+        # a step without responses has no lengths
+        steps = [(stage, values) for stage, values in rows if None not in map(values.get, keys)]
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path}: not the metrics of a run: {error}; name a run folder of magicrl train") from None
-    if not records:
-        raise ValueError(f"{path}: holds no step yet")
-    last = [record["values"] for record in records if record["stage"] == records[-1]["stage"]][-WINDOW:]
+    last = [values for stage, values in steps if stage == steps[-1][0]][-WINDOW:]
+    if not any(values["groups/sampled"] for values in last):
+        raise ValueError(f"{path}: holds no step with sampled responses yet")
     limit = int(last[-1]["stage/max_tokens"])
-    keys = ("length/mean", "length/q50", "length/q90", "groups/trained", "groups/sampled")
     mean = {key: fmean(values[key] for values in last) for key in keys}
     median, ninth = mean["length/q50"], mean["length/q90"]
     inside = 0 < median < ninth < limit  # a decile at T does not determine the spread

@@ -181,6 +181,37 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
         read_measured(tmp_path / "none")
 
 
+MEASURED = {
+    "length/mean": 40.0,
+    "length/q50": 35.0,
+    "length/q90": 90.0,
+    "groups/trained": 4,
+    "groups/sampled": 8,
+    "stage/max_tokens": 128,
+}
+
+
+def test_lengths_of_a_run_that_is_not_finished_or_has_steps_without_responses(tmp_path: Path) -> None:
+    def line(**changed: float | None) -> str:
+        return json.dumps({"step": 1, "stage": 0, "values": MEASURED | changed}) + "\n"
+
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line())
+    whole = read_measured(tmp_path)
+    assert whole[1] == 0.5
+    # the process was killed while it wrote its last line, and no response of a step was judged
+    path.write_text(line() + line(**{"length/mean": None, "length/q50": None}) + '{"step": 3, "sta')
+    assert read_measured(tmp_path) == whole
+    for text in (line(**{"groups/sampled": 0}), json.dumps({"stage": 0, "values": {}}) + "\n", ""):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="no step with sampled responses yet"):
+            read_measured(tmp_path)
+    for text in ("[1]\n", '{"stage": 0, "values": 3}\n', '{"step": 1}\n'):
+        path.write_text(text)
+        with pytest.raises(ValueError, match="not the metrics of a run"):
+            read_measured(tmp_path)
+
+
 def test_a_known_time_outside_the_gpus_replaces_the_fitted_one() -> None:
     fitted = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     known = make_plan(CONFIG, SEVEN, H800, Options(gpus=32, other=0.0))
