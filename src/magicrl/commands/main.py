@@ -12,7 +12,7 @@ import traceback
 from io import TextIOWrapper
 from pathlib import Path
 
-from cyclopts import App
+from cyclopts import App, CycloptsError, UnusedCliTokensError
 from rich.console import Console
 
 import magicrl
@@ -131,7 +131,10 @@ def main(command: App | None = None) -> None:
     try:
         words = sys.argv[1:]
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
-        status = command(result_action="return_value")
+        status = command(result_action="return_value", print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        print_prose(errors, usage_error(error))
+        sys.exit(2)
     except KeyboardInterrupt as error:
         trains = sys.argv[1:2] == ["train"] and "--dry-run" not in sys.argv
         print_prose(errors, f"interrupted{'; finished work is kept. To continue:' if trains else ''}")
@@ -161,6 +164,16 @@ def main(command: App | None = None) -> None:
         unusable = isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
         sys.exit(2 if isinstance(error, RecipeError) or (unusable and not frames) else 1)
     sys.exit(status or 0)
+
+
+def usage_error(error: CycloptsError) -> str:
+    """Return an error of the command line as a sentence that names the command."""
+    command = " ".join(("magicrl", *(error.command_chain or ())))
+    if isinstance(error, UnusedCliTokensError):
+        unused = shlex.join(error.unused_tokens or ())
+        return f"{command}: {unused} belongs to no option; {command} --help shows the options"
+    error.verbose = False
+    return f"{command}: {error}"
 
 
 def custom_frames(error: BaseException) -> list[traceback.FrameSummary]:

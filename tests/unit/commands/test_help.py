@@ -15,7 +15,7 @@ import pytest
 from cyclopts import App
 from rich.console import Console
 
-from magicrl.commands.main import COMMANDS, app, make_app
+from magicrl.commands.main import COMMANDS, app, main, make_app
 
 
 def leaves(command: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -93,3 +93,25 @@ def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
         line = ask.format(given, len(given.split()))
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, env=home, check=False)
         assert done.stdout.split() == [wanted], done.stderr
+
+
+@pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            "eval runs/sums",
+            "magicrl eval: runs/sums belongs to no option; magicrl eval --help shows the options",
+        ),
+        ("eval --fields x", "magicrl eval: Unknown option: --fields. Did you mean --field?"),
+        ("eval --samples x", 'magicrl eval: Invalid value for --samples: unable to convert "x" into int.'),
+    ],
+)
+def test_an_error_of_the_command_line_is_one_sentence(
+    words: str, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["magicrl", *words.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"{error}\n"
