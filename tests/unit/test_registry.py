@@ -100,8 +100,13 @@ def test_what_cannot_be_meant_is_told_before_anything_runs(reference: str, told:
 
 def test_what_fails_to_import_names_the_file_and_its_error(tmp_path: Path) -> None:
     mine = tmp_path / "broken.py"
-    mine.write_text("import no_such_thing_at_all\n")
-    with pytest.raises(ValueError, match=r"broken\.py cannot be imported: ModuleNotFoundError"):
+    mine.write_text("\nimport no_such_thing_at_all\n")
+    with pytest.raises(
+        ValueError, match=r"broken\.py cannot be imported: ModuleNotFoundError.* \(broken\.py, line 2\)"
+    ):
+        resolve("loss", f"{mine}:ROW")
+    mine.write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(ValueError, match=r"broken\.py cannot be imported: SystemExit: 0 \(broken\.py, line 2\)"):
         resolve("loss", f"{mine}:ROW")
     mine.write_text("ROWS = 1\n")
     with pytest.raises(ValueError, match=r"has no 'ROW'; did you mean 'ROWS'\?"):

@@ -95,6 +95,21 @@ def bounded(problem, response):
 def raises(problem, response):
     raise KeyError(response)
 
+def quotes(problem, response):
+    raise ValueError("\\x1b[2J " * 200)
+
+async def from_inside(problem, response):
+    raise TimeoutError("the server is slow")
+
+def cancelled(problem, response):
+    raise asyncio.CancelledError("by a library")
+
+async def cancelled_while_waiting(problem, response):
+    raise asyncio.CancelledError("by a library")
+
+async def presses_ctrl_c(problem, response):
+    raise KeyboardInterrupt
+
 def forgets(problem, response):
     pass
 
@@ -190,6 +205,11 @@ def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
     ("name", "reason"),
     [
         ("raises", "KeyError: 'a' (mine.py, line "),
+        ("quotes", "(mine.py, line "),
+        ("from_inside", "TimeoutError: the server is slow (mine.py, line "),
+        ("cancelled", "CancelledError: by a library (mine.py, line "),
+        ("cancelled_while_waiting", "CancelledError: by a library (mine.py, line "),
+        ("presses_ctrl_c", "KeyboardInterrupt:  (mine.py, line "),
         ("forgets", "must be a number, got None"),
         ("infinite", "must be finite"),
         ("short_list", "must return 2 scores, got 1"),
@@ -204,6 +224,7 @@ def test_what_fails_is_not_judged_and_told_once(
         verdicts = [v for id in ("p", "q") for v in pool.judge(replace(asked, id=id), ["a", "a"])]
     assert [(v.outcome, v.status, v.score) for v in verdicts] == [(Outcome.NOT_JUDGED, "reward_failed", None)] * 4
     assert reason in verdicts[0].reason
+    assert verdicts[0].reason.isprintable()
     (record,) = caplog.records
     assert reason in record.message
     assert f"{file}:{name}" in record.message

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -58,6 +60,14 @@ def test_its_own_error_is_reported() -> None:
     assert verdict.outcome is Outcome.NOT_JUDGED
     place = f"test_trl_rewards.py, line {broken.__code__.co_firstlineno + 1}"
     assert verdict.reason == f"KeyError: 'no such table' ({place})"
+
+
+def test_the_line_of_a_reward_that_is_installed_without_a_virtual_environment() -> None:
+    place = Path(sysconfig.get_path("stdlib"), "site-packages", "mine", "rewards.py")
+    found: dict[str, Any] = {}
+    exec(compile("def broken(problem, response):\n    return {}['x']\n", place, "exec"), found)
+    (verdict,) = RewardFunction("own", found["broken"]).judge(PROBLEM, ["x"])
+    assert verdict.reason == "KeyError: 'x' (rewards.py, line 2)"
 
 
 def test_a_list_is_summed_and_none_is_no_opinion() -> None:

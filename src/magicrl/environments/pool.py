@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -22,6 +23,7 @@ from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Environment, EnvironmentSpec, Step, environment_spec
 from magicrl.records import Problem, Verdict
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
+from magicrl_verifiers.references import place_of
 from magicrl_verifiers.rewards import MAX_REASON, Failures, number, own_code_plan, told
 from magicrl_verifiers.workers import (
     ATTEMPTS,
@@ -43,6 +45,7 @@ NOT_REPEATABLE = (
     "not repeatable: played again from its turns it answered otherwise; what an environment does may depend on the "
     "problem and the turns alone"
 )
+_PACKAGE = Path(__file__).parents[1]
 _PROBLEM = TypeAdapter(Problem)
 _STEP = TypeAdapter(Step)
 
@@ -241,10 +244,12 @@ class EnvironmentHandler(RequestHandler):
                 step = Step()
             else:
                 step = checked(self._episodes[name].step(request["text"]))
-        except Exception as error:  # noqa: BLE001 - the user's code: whatever it raises makes the episode not judged
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's code: whatever it raises, the episode is not judged
             self._episodes.pop(name, None)
-            full = isinstance(error, MemoryError)
-            return {"failed": f"{type(error).__name__}: {error}"[:MAX_REASON], "retire": full}
+            full, place = isinstance(error, MemoryError), place_of(error, _PACKAGE)
+            return {"failed": f"{type(error).__name__}: {error}"[: MAX_REASON - len(place)] + place, "retire": full}
         if step.done:
             del self._episodes[name]
         return {"step": dataclasses.asdict(step), "retire": False}

@@ -502,7 +502,13 @@ class Session:
             self._visits.clear()
             return
         remaining = self._sampler.remaining
-        result = online_filter(self._visits.last_visits(), [p.key for p in remaining])
+        try:
+            result = online_filter(self._visits.last_visits(), [p.key for p in remaining])
+        except ValueError as error:
+            # A run that has solved its problems keeps them, and ends with an evaluation and a model.
+            self._visits.clear()
+            self.warn(f"{error}; it removes none of them. Use harder problems, or fewer stages")
+            return
         by = removals(remaining, result.removed)
         removed = self._sampler.remove(result.removed)
         self._solved += removed

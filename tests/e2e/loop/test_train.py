@@ -332,6 +332,17 @@ def test_the_online_filter_tells_what_it_removed_by_source_and_difficulty(toy_re
     assert len(event["by_difficulty"]) > 1, "a level each"
 
 
+def test_a_run_whose_problems_are_all_solved_keeps_them(toy_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "kind.py").write_text("def score(problem, response):\n    return 1.0\n")
+    settings = [f"data.train.0.{key}" for key in (f"verifier={tmp_path}/kind.py:score", "count=4")]
+    stages = ["stages.0.max_tokens=40", "stages.0.max_steps=1", "stages.1.max_steps=1", "data.online_filter=true"]
+    run(toy_recipe, tmp_path / "run", *settings, *stages, "data.validation=[]", "data.test={}", "evaluation.every=0")
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    (warning,) = [event["message"] for event in events if event["kind"] == "warning"]
+    assert warning.startswith("the online filter leaves none of 4 problems")
+    assert "it removes none of them" in warning
+
+
 def test_a_run_that_cannot_learn_says_so_everywhere(
     toy_recipe: Path, toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,6 +39,8 @@ CODE = """
                 os.abort()
             if text == "raise":
                 raise RuntimeError("no such move")
+            if text == "exit":
+                raise SystemExit(0)
             if text == "text":
                 return "an observation"
             if text == "nan":
@@ -102,7 +104,8 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
     bad = {
         "hang": r"timeout: a call used up 0\.5 s of CPU time",
         "crash": "crash: a call ended its worker",
-        "raise": "RuntimeError: no such move",
+        "raise": r"RuntimeError: no such move \(counters\.py, line \d+\)",
+        "exit": r"SystemExit: 0 \(counters\.py, line \d+\)",
         "text": r"TypeError: step must return a magicrl\.environments\.base\.Step, got str",
         "nan": "ValueError: reward must be finite, got nan",
         "reward": "ValueError: a reward goes with the last step",

@@ -11,9 +11,12 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
+import sysconfig
 import textwrap
+import traceback
 from collections.abc import Iterable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -118,15 +121,29 @@ def resolve_reference(kind: str, reference: str, builtins: Builtins = _NONE) -> 
         return _live[reference][0]
     try:
         module = _module_of_file(Path(where).expanduser()) if where.endswith(".py") else importlib.import_module(where)
-    except Exception as error:  # a user's module may raise anything while it is imported
-        raise ValueError(
-            f"{kind} {reference!r}: {where} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+    except (Exception, SystemExit) as error:  # a user's module may raise anything while it is imported
+        what = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise ValueError(f"{kind} {reference!r}: {where} cannot be imported: {what}") from error
     if not hasattr(module, attribute):
         raise ValueError(f"{kind} {reference!r}: {where} has no {attribute!r}{did_you_mean(attribute, vars(module))}")
     if where.endswith(".py"):
         _resolved[str(Path(where).expanduser().resolve())] = f"{kind} {reference}"
     return getattr(module, attribute)
+
+
+def place_of(error: BaseException, *packages: Path) -> str:
+    """Return `` (own.py, line 3)``, the first line of a user's file in the traceback of ``error``; "" without one.
+
+    The standard library, this package and ``packages`` are not the user's.
+    """
+    own = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent, *packages))
+    library = f"{sysconfig.get_path('stdlib')}{os.sep}"
+    for frame in traceback.extract_tb(error.__traceback__):
+        # Without a virtual environment, installed packages are in a folder of the standard library.
+        of_python = frame.filename.startswith((library, "<frozen")) and "-packages" not in frame.filename
+        if not of_python and not frame.filename.startswith(own):
+            return f" ({Path(frame.filename).name}, line {frame.lineno})"
+    return ""
 
 
 def part_of(file: str) -> str:

@@ -17,10 +17,8 @@ import json
 import logging
 import math
 import sys
-import sysconfig
 import threading
 import time
-import traceback
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -33,7 +31,7 @@ from pydantic import TypeAdapter
 
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
 from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, check_seconds, make_verdict
-from magicrl_verifiers.references import resolve_reference
+from magicrl_verifiers.references import place_of, resolve_reference
 from magicrl_verifiers.workers import Exhausted, Item, Refused, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
 _log = logging.getLogger(__name__)
@@ -44,8 +42,6 @@ SILENT_SECONDS = 30.0
 _STALL_FACTOR = 10.0
 _MIN_STALL_SECONDS = 10.0
 MAX_REASON = 300
-_OTHERS = (str(Path(__file__).parent), sysconfig.get_path("stdlib"))
-"""Files whose lines are no part of a user's code."""
 
 _PROBLEM = TypeAdapter(Problem)
 _GIVEN = ("prompts", "completions")
@@ -129,7 +125,10 @@ class RewardFunction:
                 start = time.perf_counter()
                 try:
                     returned = self._function(*given)
-                except (Exception, SystemExit) as error:  # noqa: BLE001 - a user's code may raise anything
+                except KeyboardInterrupt:
+                    raise
+                # A user's code may raise anything: a panic in Rust and a cancelled task are not of Exception.
+                except BaseException as error:  # noqa: BLE001
                     returned = error
                 found += self._verdicts(problem, count, returned, time.perf_counter() - start)
         return found
@@ -153,23 +152,32 @@ class RewardFunction:
         async def call(count: int, given: tuple[Any, Any]) -> list[Verdict]:
             async with turns:
                 start = time.perf_counter()
-                try:
-                    returned = await asyncio.wait_for(self._without_exit(given), limit)
-                except TimeoutError:
-                    returned = TimeoutError(f"no score within {limit:g} s")
-                except Exception as error:  # noqa: BLE001 - the border to a user's code, as above
-                    returned = error
+                returned = await self._within(limit, given)
                 return self._verdicts(problem, count, returned, time.perf_counter() - start)
 
         parts = await asyncio.gather(*(call(*one) for one in self._calls(problem, responses)))
         return [verdict for part in parts for verdict in part]
 
-    async def _without_exit(self, given: tuple[Any, Any]) -> Any:
-        """Await the user's function; SystemExit is returned, since raised in a task it ends the event loop."""
+    async def _within(self, limit: float, given: tuple[Any, Any]) -> Any:
+        """Await the user's function for at most ``limit`` seconds. What it raises is returned: raised in a task,
+        SystemExit and KeyboardInterrupt would end the event loop, and nothing could be judged any more."""
+        returned: Any = None
         try:
-            return await self._function(*given)
-        except SystemExit as error:
-            return error
+            async with asyncio.timeout(limit):
+                try:
+                    returned = await self._function(*given)
+                except asyncio.CancelledError as error:
+                    task = asyncio.current_task()
+                    if task is not None and task.cancelling():
+                        raise  # the limit, or the end of the pool
+                    returned = error
+                except BaseException as error:
+                    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                        raise
+                    returned = error
+        except TimeoutError:
+            return TimeoutError(f"no score within {limit:g} s")
+        return returned
 
     def check(self, problem: Problem) -> None:
         """Raise ValueError if the function requires what this problem does not have."""
@@ -185,15 +193,17 @@ class RewardFunction:
 
     def _verdicts(self, problem: Problem, count: int, returned: Any, seconds: float) -> list[Verdict]:
         try:
-            if isinstance(returned, Exception | SystemExit):
-                raise returned
-            # inside the try: iterating over what a user's code returned may raise as well
-            scores = batch_scores(returned, count) if self.settings.batched else [returned]
-            return [self._verdict(score, seconds / max(1, count)) for score in scores]
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - what a user's code returned may be anything, too
-            frames = [one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(_OTHERS)]
-            place = f" ({Path(frames[0].filename).name}, line {frames[0].lineno})" if frames else ""
-            return [self.failed(problem, f"{type(error).__name__}: {error}{place}", seconds)] * count
+            if not isinstance(returned, BaseException):
+                # inside the try: iterating over what a user's code returned may raise as well
+                scores = batch_scores(returned, count) if self.settings.batched else [returned]
+                return [self._verdict(score, seconds / max(1, count)) for score in scores]
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - as where it is called
+            returned = error
+        place = place_of(returned)
+        reason = f"{type(returned).__name__}: {returned}"[: MAX_REASON - len(place)] + place
+        return [self.failed(problem, reason, seconds)] * count
 
     def _verdict(self, returned: Any, seconds: float) -> Verdict:
         """Return the verdict for one returned score; raise TypeError or ValueError if it is no score."""
@@ -232,6 +242,8 @@ class Failures:
 
     def verdict(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
         """Return the verdict of one failure; ``reason`` begins with the kind of error and a colon."""
+        # It may quote a response, whose control characters must not reach a terminal.
+        reason = "".join(one if one.isprintable() else " " for one in reason)
         error = reason.partition(":")[0]
         # one warning a kind of error: code that always fails would write one for every response
         if error not in self._warned:
