@@ -19,17 +19,23 @@ _ANSWER = (
     "答案", "正确答案", "正確答案", "答え", "正解", "정답", "답", "réponse", "reponse", "respuesta", "resposta",
     "risposta", "antwort", "ответ", "відповідь", "उत्तर", "الجواب", "الإجابة", "إجابة", "odpowiedź", "odpověď", "cevap",
     "svar", "svaret", "vastaus", "antwoord", "jawaban", "đáp án", "câu trả lời", "válasz", "คำตอบ", "উত্তর",
+    # Chinese: hence choose, the correct option
+    "故选", "故選", "正确选项", "正確選項",
 )  # fmt: skip
 _ANSWER_WORDS = r"(?:final\s+)?answers?|results?|solutions?|correct\s+(?:option|choice|letter)|" + "|".join(_ANSWER)
 _ANNOUNCING = ("answer", "result", "solution", "correct", *_ANSWER)
 _IS = (
     r"\s*(?:\*\*)?\s*(?:(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|هي|"
     r"هو|है|to|jest|je|är|er|on|adalah|là)(?![^\W\d_])|[是為为は은는])?"
-    r"(?:\s*[:：=]|\s+therefore|\s+thus|\s+indeed)?\s*(?:\*\*)?\s*[:：]?\s*"
+    r"(?:\s*[:：=】]|\s+therefore|\s+thus|\s+indeed)?\s*(?:\*\*)?\s*[:：]?\s*"
 )
-_ANCHOR = re.compile(rf"(?<![^\W_])(?:{_ANSWER_WORDS})(?![A-Za-z]){_IS}", re.IGNORECASE)
+_UNSPACED = r"\u3040-\u30ff\u4e00-\u9fff"
+"""Characters of Chinese and Japanese, which have no space around a word."""
+_ANCHOR = re.compile(
+    rf"(?<![^\W_{_UNSPACED}])(?:{_ANSWER_WORDS})(?:(?<=[{_UNSPACED}])|(?![A-Za-z])){_IS}", re.IGNORECASE
+)
 _STRONG = re.compile(
-    r"(?:[:：=]|\bis\b|\bare\b|\best\b|\bes\b|\bist\b|\blautet\b|[éè是為为は은는]|هي|هو|है|это|\bà\b|\blà\b)\W*$",
+    r"(?:[:：=】选選]|\bis\b|\bare\b|\best\b|\bes\b|\bist\b|\blautet\b|[éè是為为は은는]|هي|هو|है|это|\bà\b|\blà\b)\W*$",
     re.IGNORECASE,
 )
 _CONTROL = re.compile(r"<\|.*", re.DOTALL)
@@ -120,12 +126,15 @@ _CALLED_RIGHT = re.compile(
     r"(?:correct|right|best|true|correcte?|bonne|correcta|richtig)"
 )
 _CALLED_WRONG = re.compile(
-    r"[)]?\s+(?:is|are|est|es|ist)\s+(?:\w+\s+)?(?:not|wrong|incorrect|false|out\b|impossible|falsch)|\s*(?:isn|cannot)"
+    r"[)]?\s+(?:is|are|est|es|ist)\s+(?:\w+\s+)?(?:not|wrong|incorrect|false|out\b|impossible|falsch)|\s*(?:isn|cannot)|"
+    # Chinese: B, C and D are all wrong, not right, not as the problem says, not chosen, mistaken
+    r"[)）]?(?:\s*[、，,和与與]\s*[A-J])*\s*(?:选项|選項|项|項)?[都均皆也是]*\s*"
+    r"(?:错|錯|不正[确確]|不[对對]|不符|不成立|不[选選]|不可能|不[满滿]足|有误|有誤)"
 )
 _NEGATED = re.compile(
     r"(?:\bnot|n['’]t(?:\s+be)?|\bcannot be|\bneither|\bnor|\bexclude|\beliminate|\brule out|\bnicht|\bkein|\bno es|"
-    # Chinese: is not, by no means, not chosen (in both scripts)
-    r"\u4e0d\u662f|\u5e76\u975e|\u4e0d\u9009|\u4e0d\u9078|n['’]est pas|\bnon è|\bnão é|\bне|नहीं|ليس|"
+    # Chinese: is not, by no means, not chosen, apart from, ruled out, also before a list of letters
+    r"(?:不是|并非|並非|不选|不選|除了?|排除)(?:[A-J]\s*[、，,和与與]\s*)*|n['’]est pas|\bnon è|\bnão é|\bне|नहीं|ليس|"
     r"\binstead of|\brather than|\bexcept|\b(?:anything|everything|all) but|\bother than|\bapart from)"
     r"\s*(?:the\s+)?(?:option|choice|answer)?\s*[\"'(*]*$",
     re.IGNORECASE,
@@ -399,7 +408,7 @@ def _choice(text: str) -> list[str]:
     called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]
     if called:
         return called
-    if first := _FIRST_LETTER.match(text):
+    if (first := _FIRST_LETTER.match(text)) and not _CALLED_WRONG.match(text, first.end("letter")):
         return _letters(_SENTENCE.split(text, maxsplit=1)[0]) or [first["letter"]]
     for sentence in reversed([part for part in _SENTENCE.split(text) if part and part.strip()][-_MAX_SENTENCES:]):
         if letters := _letters(sentence):
