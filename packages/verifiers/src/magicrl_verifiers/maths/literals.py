@@ -120,6 +120,24 @@ SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
 }  # fmt: skip
 """Words after a number that multiply it."""
+_MORE_SCALES = {
+    12: "dozens dutzend douzaine douzaines docena docenas dozzina dozzine dúzia dúzias дюжина дюжины дюжин dozijn",
+    100: "hundreds hundert centaine centaines cientos centinaia сотня сотни сотен honderd 百",
+    1000: "thousands tausend tsd mille millier milliers mil mila тысяча тысячи тысяч тыс duizend tysiąc tysiące "
+    "tysięcy tusen 千",
+    10**4: "万 萬",
+    10**6: "millions millionen mio millón millones milione milioni milhão milhões миллион миллиона миллионов млн "
+    "miljoen milion miliony milionów miljoner 百万 百萬",
+    10**7: "千万 千萬",
+    10**8: "亿 億",
+    10**9: "billions milliarde milliarden mrd milliard milliards miliardo miliardi bilhão bilhões миллиард миллиарда "
+    "миллиардов млрд miljard miliard miliardy miliardów",
+    10**12: "trillions billionen billones 万亿 萬億",
+}
+MORE_SCALES = {word: value for value, words in _MORE_SCALES.items() for word in words.split()}
+"""The same in the plural and in other languages."""
+SCALE_PREFIX = r"百(?!分)|千(?![克米瓦卡赫帕焦字])|[万萬亿億]"
+"""Chinese and Japanese scales, which have no space before the noun, but no kilogram or percentage."""
 _PART = (
     {"half": 2, "quarter": 4}
     | {word: value for word, value in _ORDINALS.items() if value > 2}

@@ -12,7 +12,7 @@ import unicodedata
 from itertools import pairwise
 
 from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATER, LATEX, MATH, read_clauses
-from magicrl_verifiers.maths.literals import leading_number, part_of_one
+from magicrl_verifiers.maths.literals import MORE_SCALES, SCALE_PREFIX, leading_number, part_of_one
 from magicrl_verifiers.maths.notation import plain_mathematics
 
 _ANSWER = (
@@ -54,9 +54,11 @@ _UNIT_NAMES = (
     r"(?:centi|milli|kilo)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?|(?:kilo)?grams?|lit(?:er|re)s?|"
     r"hours?|minutes?|seconds?|weeks?|days?|months?|years?|cents?|dollars?|degrees?|units?|dozen|score|hundred(?:th)?s?|thousand(?:th)?s?|(?:m|b|tr)illion(?:th)?s?)"
 )
+_SCALE_WORDS = "|".join(sorted((word for word in MORE_SCALES if word[0] < "\u3000"), key=len, reverse=True))
+_SCALE_NAMES = rf"(?i:{_SCALE_WORDS})(?!\w)|[百千万萬]?[万萬亿億]|{SCALE_PREFIX}"
 _RAISED = r"(?:\^\{?[23]\}?|[²³])"
 _UNIT_AFTER = re.compile(
-    rf"\s?(?P<unit>{_UNIT_NAMES}|m(?={_RAISED})|[msgLNJWVKh](?=\s*(?:[.,;)]|$)))(?P<power>{_RAISED})?"
+    rf"\s?(?P<unit>{_SCALE_NAMES}|{_UNIT_NAMES}|m(?={_RAISED})|[msgLNJWVKh](?=\s*(?:[.,;)]|$)))(?P<power>{_RAISED})?"
     r"(?P<per>\s?(?:/|per )\s?(?:s|h|hr|min|second|minute|hour|day)\b)?(?![A-Za-z\d^])"
 )
 _ASSIGNED = re.compile(

@@ -31,7 +31,16 @@ from magicrl_verifiers.maths.answers import (
     substitute,
 )
 from magicrl_verifiers.maths.formulas import parse
-from magicrl_verifiers.maths.literals import SCALES, amount, leading_number, part_of_one, word_number, word_set
+from magicrl_verifiers.maths.literals import (
+    MORE_SCALES,
+    SCALE_PREFIX,
+    SCALES,
+    amount,
+    leading_number,
+    part_of_one,
+    word_number,
+    word_set,
+)
 from magicrl_verifiers.maths.notation import Token
 from magicrl_verifiers.maths.phrases import depths, said
 
@@ -193,6 +202,8 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
         or len(low) == len(low[0]) == 1  # 5k
         or low[0] in _OPERATIONS
         or any(word in _DOUBTS or word in _BOUNDS or amount((word,)) not in (None, 1) for word in low)
+        or any(word in MORE_SCALES for word in low)
+        or re.match(SCALE_PREFIX, low[0])
         or part_of_one(low[0], alone=len(low) == 1)
     ):
         return None
@@ -328,7 +339,8 @@ def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Shap
 def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Shape | None:
     """Read ``2.5 million`` and ``3 dozen eggs``, where a word is part of the number."""
     for at, (token, level) in enumerate(zip(tokens, levels, strict=True)):
-        scale = SCALES.get(token.text.casefold()) if token.kind == "word" and level == 0 else None
+        word = token.text.casefold() if token.kind == "word" and level == 0 else ""
+        scale = SCALES.get(word) or MORE_SCALES.get(word)
         if at and scale is not None:
             tree = parse(tokens[:at])
             unit = _unit(tokens[at + 1 :], trusted) if tokens[at + 1 :] else None
