@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 from magicrl_verifiers.maths.answers import (
     ALL_REALS,
@@ -161,8 +162,11 @@ _BASED = re.compile(
 _MOST_DIGITS = 200
 
 
-def based(tokens: Sequence[Token]) -> Fixed | None:
-    r"""Read ``101_2``, ``1A3_{16}``, ``101_{\text{two}}``, ``101 (base 2)``; letters are digits in a base above ten."""
+def based(tokens: Sequence[Token]) -> Fixed | Quantity | None:
+    r"""Read ``101_2``, ``1A3_{16}``, ``101_{\text{two}}``, ``101 (base 2)``; letters are digits in a base above ten.
+
+    With base ten it is the number itself: ``17_{10}`` is 17.
+    """
     match = _BASED.fullmatch(said(tokens))  # a closing bracket is spelled as its partner
     if match is None or tokens[0].kind in ("sym", "fn"):
         return None
@@ -171,6 +175,8 @@ def based(tokens: Sequence[Token]) -> Fixed | None:
     plain = digits.replace(".", "", 1)
     if not 2 <= base <= 36 or len(plain) > _MOST_DIGITS or any(one == "." or int(one, 36) >= base for one in plain):
         return None
+    if base == 10:
+        return Quantity(numeral(-Fraction(digits) if match["sign"] else Fraction(digits)))
     return Fixed((("-" if match["sign"] else "") + (digits.lstrip("0") or "0"), base))
 
 
