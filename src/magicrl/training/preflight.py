@@ -385,8 +385,8 @@ class _Bench:
     def updates(self, groups: Sequence[ScoredGroup], seconds: float) -> tuple[Update, list[StepMetrics]]:
         """Run a step that learns and the one after it, with as many prompts as were sampled and time allows.
 
-        The step takes prompts whose sampled answers had different rewards, as far as there are any: of other prompts
-        it may learn nothing, and a step with a long T takes minutes. After ``seconds`` no further step begins. The KL
+        The step takes the prompts whose sampled answers had the most different rewards: of others it may learn nothing,
+        and a step with a long T takes minutes. After ``seconds`` no further step begins. The KL
         is measured on responses of ``groups``, which the step is not made from (see `divergence`), of other prompts
         first.
         """
@@ -394,10 +394,12 @@ class _Bench:
         affordable = int(seconds / STEPS / 2 / max(self._seconds_a_group, 1e-9))  # half of a step's time is sampling
         config, stage = short_steps(self._config, max(PILOT, min(len(groups), affordable)))
         by_parts = by_parts_of(config)
-        mixed = {g.group.request.problem.key for g in groups if group_signal(g, by_parts=by_parts) is Signal.MIXED}
+        mixed = [group for group in groups if group_signal(group, by_parts=by_parts) is Signal.MIXED]
+        mixed.sort(key=lambda group: -float(group.rewards[group.counted].std()))
+        likely = {group.group.request.problem.key: group.group.request.problem for group in mixed}
         # The problems that were sampled stand first, so the last ones leave their groups to the KL.
-        others = [problem for problem in reversed(self._problems) if problem.key not in mixed]
-        prompts = [*(problem for problem in self._problems if problem.key in mixed), *others][: stage.rollout_batch]
+        others = (problem for problem in reversed(self._problems) if problem.key not in likely)
+        prompts = [*likely.values(), *others][: stage.rollout_batch]
         stepped = {problem.key for problem in prompts}
         measured = sorted(groups, key=lambda group: group.group.request.problem.key in stepped)
         learner = self._built.learner
