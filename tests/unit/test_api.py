@@ -22,6 +22,7 @@ from magicrl.commands.given import in_python, overrides_of, reward_reference
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.registry import resolve
+from magicrl.training.recorder import NullObserver
 from magicrl_verifiers.references import live, live_text
 
 KEPT = Path(__file__).with_name("api.txt")
@@ -112,6 +113,7 @@ def test_importing_magicrl_loads_nothing_else() -> None:
         ({"reward": "mths"}, "reward: data.train.0.verifier: unknown reward 'mths'; did you mean 'maths'"),
         ({"output": 3}, r"output must be a path or a name, got 3 \(int\)"),
         ({"progress": "yes"}, r"progress must be True, False or an object .* got 'yes' \(str\)"),
+        ({"progress": NullObserver}, r"progress must be True, False or an object .*NullObserver'> \(type\)"),
     ],
     ids=lambda value: str(value)[:50] if isinstance(value, str) else "",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import sysconfig
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from magicrl_verifiers import rewards
-from magicrl_verifiers.records import Outcome, Problem
+from magicrl_verifiers.records import Outcome, Problem, Verdict
 from magicrl_verifiers.rewards import RewardFunction
 
 PROBLEM = Problem(
@@ -60,6 +61,21 @@ def test_its_own_error_is_reported() -> None:
     assert verdict.outcome is Outcome.NOT_JUDGED
     place = f"test_trl_rewards.py, line {broken.__code__.co_firstlineno + 1}"
     assert verdict.reason == f"KeyError: 'no such table' ({place})"
+
+
+def test_a_verdict_of_a_reward_is_checked() -> None:
+    def made(**fields: Any) -> Verdict:
+        given = Verdict(**{"outcome": Outcome.CORRECT, "status": "mine", **fields})
+        return RewardFunction("own", lambda problem, response: given).judge(PROBLEM, ["x"])[0]
+
+    assert made(outcome="correct").correct, "a text is the outcome of this name"
+    assert made(outcome="not_judged").outcome is Outcome.NOT_JUDGED
+    assert made(outcome="right").reason.startswith(
+        "ValueError: outcome must be correct, wrong, not_judged, got 'right'"
+    )
+    assert made(score=math.nan).reason.startswith("ValueError: score must be finite, got nan")
+    assert made(score="1").reason.startswith("TypeError: score must be a number, got '1'")
+    assert made(metrics={"length": math.inf}).reason.startswith("ValueError: length must be finite, got inf")
 
 
 def test_the_line_of_a_reward_that_is_installed_without_a_virtual_environment() -> None:

@@ -376,7 +376,7 @@ def parts_of(config: TrainConfig, output: Path | None = None) -> AbstractContext
 def observed(config: TrainConfig, progress: Progress) -> AbstractContextManager[RunObserver]:
     if isinstance(progress, bool):
         return display_of(config) if progress else nullcontext(NullObserver())
-    if isinstance(progress, RunObserver):
+    if isinstance(progress, RunObserver) and not isinstance(progress, type):
         return nullcontext(progress)
     raise ValueError(
         "progress must be True, False or an object with the methods step, event and progress "

@@ -256,7 +256,7 @@ class TrackerMirror:
         try:
             if name in self._trackers:
                 getattr(self._trackers[name], method)(*arguments)
-        except Exception as error:  # noqa: BLE001 - foreign code with network and disk; the run must continue
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code with network and disk; the run continues
             del self._trackers[name]
             warning: dict[str, object] = {
                 "kind": "warning",

@@ -424,7 +424,7 @@ class Breaking:
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         if step == self.at:
-            raise OSError(28, "No space left on device")
+            raise SystemExit(0)
         self.seen.append(step)
 
     def event(self, step: int, kind: str, message: str) -> None:

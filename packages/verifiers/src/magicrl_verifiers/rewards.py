@@ -30,7 +30,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from magicrl_verifiers.isolated import limit_cpu, limit_memory
-from magicrl_verifiers.records import JudgeOptions, Problem, Verdict, check_seconds, make_verdict
+from magicrl_verifiers.records import JudgeOptions, Outcome, Problem, Verdict, check_seconds, make_verdict
 from magicrl_verifiers.references import place_of, resolve_reference
 from magicrl_verifiers.workers import Exhausted, Item, Refused, RequestHandler, Send, WorkerPlan, WorkerProtocol
 
@@ -208,7 +208,16 @@ class RewardFunction:
     def _verdict(self, returned: Any, seconds: float) -> Verdict:
         """Return the verdict for one returned score; raise TypeError or ValueError if it is no score."""
         if isinstance(returned, Verdict):
-            return dataclasses.replace(returned, seconds=returned.seconds or seconds)
+            # Texts count as wrong where an `Outcome` is compared, and a NaN would reach the advantages.
+            if returned.outcome not in [*Outcome]:
+                raise ValueError(f"outcome must be {', '.join(Outcome)}, got {returned.outcome!r:.60}")
+            return dataclasses.replace(
+                returned,
+                outcome=Outcome(returned.outcome),
+                score=None if returned.score is None else number("score", returned.score),
+                metrics={str(name): number(str(name), value) for name, value in returned.metrics.items()},
+                seconds=returned.seconds or seconds,
+            )
         metrics: dict[str, float] = {}
         if isinstance(returned, Mapping):
             values = dict(cast("Mapping[str, Any]", returned))
