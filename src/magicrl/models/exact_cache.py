@@ -13,7 +13,7 @@ from torch import Tensor
 
 from magicrl.models.attention import PLAIN, ScoreRules
 from magicrl.models.exact import BLOCK, add_block, block_weights, least_rows, rounded_up
-from magicrl.models.kv_cache import BlockStore, Integers, KeyBlock, Sharing, SlotCache
+from magicrl.models.kv_cache import BlockStore, Integers, KeyBlock, SlotCache, indexable
 
 AHEAD = BLOCK - 1
 """Largest number of prompt tokens before a response in its row."""
@@ -36,7 +36,7 @@ class ExactDecodeAttention:
         held = prompt_lengths - whole + response_lengths
         self._cache, self._rows = cache, len(owners)
         self._wide = torch.promote_types(cache.shape.dtype, torch.float32)
-        self._sharing = Sharing.of(owners, cache.device)
+        self._sharing = cache.sharing(owners)
         self._prompts = self._blocks(cache.prompts, whole, 0)
         begin = self._prompts[-1].columns.stop if self._prompts else 0
         # + 1 because the new token sees itself.
@@ -137,10 +137,11 @@ class ExactDecodeAttention:
             for place, rows, owners in self._tails:
                 block, start = divmod(place, prompts.width)
                 # The whole block is copied: entries after the end of the prompt are overwritten before they are read.
-                store[0][rows, :, :BLOCK] = source[block][owners, :, start : start + BLOCK]
-            by_row = new[0].transpose(0, 1)
+                whole = indexable(source[block])[owners, :, start : start + BLOCK]
+                indexable(store[0])[rows, :, :BLOCK] = whole
+            by_row = indexable(new[0].transpose(0, 1))
             for block, rows, offsets in self._ends:
-                store[block][rows, :, offsets] = by_row[rows]
+                indexable(store[block])[rows, :, offsets] = by_row[rows]
 
 
 def _by(values: Integers, rows: Integers) -> list[tuple[int, Integers]]:

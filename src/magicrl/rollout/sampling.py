@@ -147,13 +147,13 @@ def _sample_chunk(logits: Tensor, scale: Tensor | None, points: Tensor, greedy: 
     shifted = logits - logits.amax(-1, keepdim=True)
     # H = log Z - (1/Z) sum_i w_i log w_i, where Z = sum_i w_i and log w_i = shifted
     weights = shifted.exp()  # unnormalised probabilities, the largest is 1
-    rows, vocab = weights.shape
+    vocab = weights.shape[1]
     whole = vocab // _BLOCK * _BLOCK
-    # Sums of blocks of neighbours, ``[r, blocks]`` float64.
-    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1) if whole else weights.new_empty(rows, 0)
+    # Sums of blocks of neighbours, ``[r, blocks]``.
+    sums = [weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1)] if whole else []
     if whole < vocab:
-        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=-1)
-    blocks = sums.double()
+        sums.append(weights[:, whole:].sum(-1, keepdim=True))
+    blocks = (sums[0] if len(sums) == 1 else torch.cat(sums, dim=-1)).double()
     total = blocks.sum(-1)
     if exact:
         tokens = _chosen(logits, partial(weights.gather, -1), blocks, points * total, greedy)
@@ -184,14 +184,17 @@ def _search(weights_at: Callable[[Tensor], Tensor], vocab: int, blocks: Tensor, 
 
     ``weights_at`` returns the weights of columns ``[r, c]``.
     """
+    columns = torch.arange(min(_BLOCK, vocab), device=blocks.device)
+    if vocab <= _BLOCK:
+        # Nothing lies before the only block. Half of the operations of a tiny model's sampling are saved.
+        return _first_above(weights_at(columns.expand(len(blocks), -1)).double().cumsum(-1), target)
     cumulative = blocks.cumsum(-1)
     block = _first_above(cumulative, target)[:, None]
     # the remainder of the target inside the block
     rest = target - (cumulative.gather(-1, block) - blocks.gather(-1, block))[:, 0]
-    width = min(_BLOCK, vocab)
-    columns = block * _BLOCK + torch.arange(width, device=blocks.device)
+    columns = block * _BLOCK + columns
     inside = weights_at(columns.clamp(max=vocab - 1)).double()
-    inside = inside.masked_fill(columns >= vocab, 0.0) if vocab % width else inside
+    inside = inside.masked_fill(columns >= vocab, 0.0) if vocab % _BLOCK else inside
     return block[:, 0] * _BLOCK + _first_above(inside.cumsum(-1), rest)
 
 
