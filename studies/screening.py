@@ -57,10 +57,10 @@ def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell
     accepted = 0
     for number in islice(numbers_from(first), MOST * count):
         start = phases_of(recipe, number, shared=False)
-        row: Mapping[str, Any] | None = read_screened(file).get(recipe.run.name, {}).get(number)
+        known: Mapping[str, Any] | None = read_screened(file).get(recipe.run.name, {}).get(number)
+        row = known
         if row is None or row["key"] != start.key:
             row = _screened(recipe.run.name, base, number, start, work)
-            append_result(file, row)
         elif row["accepted"]:  # the record is committed, the model is not
             make_start(start, work)
         if row.get("before") is None and start.after is not None:
@@ -68,6 +68,7 @@ def screen(base: str, count: int, first: int, work: Path, file: Path, tell: Tell
                 **row,
                 "before": _measured(base, make_start(start.after, work), work / "screening" / start.after.key),
             }
+        if row is not known:
             append_result(file, row)
         accepted += bool(row["accepted"])
         tell(f"{base} start {number}: {row['reason'] or 'accepted'} ({row['cpu_seconds']:.0f} CPU s)")
