@@ -10,6 +10,7 @@ are those of the run's metrics; the remainder of a step is its rest.
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -35,7 +36,11 @@ class Case:
         given = (f"--set={setting}" for setting in (*self.settings, f"run.output={folder}"))
         begun = time.perf_counter()
         command = [sys.executable, "-m", "magicrl", "train", self.recipe, *given]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        # Where it is set, every start would compile torch and transformers again, as no user's second run does.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        ) as process:
             metrics, first = folder / "metrics.jsonl", None
             while process.poll() is None:
                 if first is None and metrics.exists() and metrics.stat().st_size:
