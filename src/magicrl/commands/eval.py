@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
 import shutil
 import time
+import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import KW_ONLY, asdict, dataclass, replace
 from datetime import date
@@ -40,6 +42,7 @@ from magicrl.commands.run_folder import framed
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.model_schema import DType
+from magicrl.data.schemas import catalogue as schemas
 from magicrl.evaluation.benchmarks import BenchmarkSource, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Price, write_results
@@ -264,7 +267,36 @@ def _sample(
     settings = settings_of(given, again=again)
     found = load_benchmarks(_asked(given.benchmarks), reading_of(given))
     with threads_kept(), display as watcher:
+        for text in prompts_not_trained_on(Path(engine_settings.model), found):
+            watcher.note(text)
         return run_evaluation(found, given.engine, engine_settings, settings, output, watcher)
+
+
+def prompts_not_trained_on(model: Path, benchmarks: Sequence[LoadedBenchmark]) -> Iterator[str]:
+    """Yield a sentence per benchmark that puts another text around its prompts than the run that made the model."""
+    try:
+        sources = tomllib.loads((model / "config.toml").read_text(encoding="utf-8"))["data"]["train"]
+    except (OSError, ValueError, KeyError, TypeError):  # not a model of magicrl train
+        return
+    trained = [source.get("template", "{prompt}") for source in sources if "family" not in source]
+    for benchmark in benchmarks if trained else ():
+        if benchmark.facts["template_given"]:
+            continue
+        texts = [schemas().templates[name].text for name in benchmark.facts["template"]]
+        asked = next((text for text in texts if text not in trained), None)
+        if asked is not None:
+            yield (
+                f"{benchmark.name}: the model was trained on other prompts than {asked!r}, which this evaluation asks; "
+                f"to ask as in training, add --template {shell_text(trained[0])}"
+            )
+
+
+def shell_text(text: str) -> str:
+    """Return a text as bash and zsh read it, on one line."""
+    if "\n" not in text:
+        return shlex.quote(text)
+    escaped = text.replace("\\", r"\\").replace("'", r"\'").replace("\n", r"\n")
+    return f"$'{escaped}'"
 
 
 def settings_of(given: EvaluationOptions, *, again: bool = False) -> EvaluationSettings:
