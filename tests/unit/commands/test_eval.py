@@ -95,27 +95,27 @@ def test_an_evaluation_prints_cost_scores_and_place(
     assert "settings differ" not in compared, "another seed is chance, not another setting"
 
 
-def test_prompts_of_another_form_than_in_training_are_said_with_the_option_for_those(
+def test_prompts_of_another_form_than_in_training_are_named_with_the_option_for_those(
     model: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained, template = tmp_path / "trained", "Tom's sum: {prompt}\n\nA \\boxed{}!"
     shutil.copytree(model, trained)
     source = '[[data.train]]\npath = "ones.jsonl"\n'
 
-    def said(*more: str) -> str:
+    def printed(*more: str) -> str:
         asked = ["--benchmark", str(problems), "--output", str(tmp_path / "a"), "--limit", "1", *more]
         with pytest.raises(ValueError, match="the tokenizer does not know"):
             call(["eval", "--model", str(trained), *asked])
         return capsys.readouterr().out.replace("\n", " ")
 
     (trained / "config.toml").write_text(f"{source}template = {json.dumps(template)}\n")
-    note = said()
+    note = printed()
     assert "note: ones: the model was trained on other prompts than '{prompt}\\n\\nPlease reason" in note
     command = f"printf %s {note.partition('add --template ')[2]}"
     assert subprocess.run(["bash", "-c", command], capture_output=True, text=True).stdout == template
-    assert "note:" not in said("--template", template)
+    assert "note:" not in printed("--template", template)
     (trained / "config.toml").write_text(source)
-    assert "add --template '{prompt}'" in said()
+    assert "add --template '{prompt}'" in printed()
 
 
 def test_a_served_judge_judges_an_evaluation(

@@ -237,7 +237,7 @@ def test_a_client_that_disconnects_in_an_update_loses_nothing(
         with tinker.ServiceClient(base_url=address, api_key="tml-test") as second:
             again = second.create_training_client_from_state_with_optimizer(place).result()
             loss = again.forward([text(PROMPT)], "cross_entropy").result().metrics["loss:sum"]
-        first.holder.close()  # else its heartbeats go on, and their warnings reach the log of later tests
+        first.holder.close()  # or its heartbeats write warnings into the log of later tests
     # A run of the same steps without a disconnect.
     with another().running() as address, tinker.ServiceClient(base_url=address, api_key="tml-test") as third:
         calm = training(third)
