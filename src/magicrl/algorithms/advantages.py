@@ -320,6 +320,11 @@ def advantage_of(reference: str) -> Advantage:
     return cast(Advantage, found)
 
 
+def reads_parts(advantage: Advantage) -> bool:
+    """Return whether an advantage function reads each of several rewards alone, and not their sum."""
+    return bool(getattr(advantage, "by_parts", False))
+
+
 def overlong_penalty(lengths_N: Tensor, limits_N: Tensor, buffer: int) -> Tensor:
     """Return the soft penalty for long responses: 0 up to T - buffer tokens, then linear down to -1 at T.
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from magicrl.algorithms.advantages import Signal, advantage_of, group_signal, part_scores
+from magicrl.algorithms.advantages import Signal, advantage_of, group_signal, part_scores, reads_parts
 from magicrl.config.data_schema import SourceConfig
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
@@ -385,23 +385,13 @@ class _Bench:
     def updates(self, groups: Sequence[ScoredGroup], seconds: float) -> tuple[Update, list[StepMetrics]]:
         """Run a step that learns and the one after it, with as many prompts as were sampled and time allows.
 
-        The step takes the prompts whose sampled answers had the most different rewards: of others it may learn nothing,
-        and a step with a long T takes minutes. After ``seconds`` no further step begins. The KL
-        is measured on responses of ``groups``, which the step is not made from (see `divergence`), of other prompts
-        first.
+        After ``seconds`` no further step begins. The KL is measured on responses of ``groups``, which the step is not
+        made from (see `divergence`).
         """
         began = time.perf_counter()
         affordable = int(seconds / STEPS / 2 / max(self._seconds_a_group, 1e-9))  # half of a step's time is sampling
         config, stage = short_steps(self._config, max(PILOT, min(len(groups), affordable)))
-        by_parts = by_parts_of(config)
-        mixed = [group for group in groups if group_signal(group, by_parts=by_parts) is Signal.MIXED]
-        mixed.sort(key=lambda group: -float(group.rewards[group.counted].std()))
-        likely = {group.group.request.problem.key: group.group.request.problem for group in mixed}
-        # The problems that were sampled stand first, so the last ones leave their groups to the KL.
-        others = (problem for problem in reversed(self._problems) if problem.key not in likely)
-        prompts = [*likely.values(), *others][: stage.rollout_batch]
-        stepped = {problem.key for problem in prompts}
-        measured = sorted(groups, key=lambda group: group.group.request.problem.key in stepped)
+        prompts, measured = self._split(groups, stage.rollout_batch)
         learner = self._built.learner
         trainer = Trainer(
             config,
@@ -425,7 +415,7 @@ class _Bench:
                 if moved is not None:
                     break
                 if int(result.metrics.values["groups/trained"] or 0):
-                    samples = buffer_samples(measured[: stage.rollout_batch])
+                    samples = buffer_samples(measured)
                     after, _ = learner.logprobs(samples, config.rollout.temperature)
                     moved = divergence([s.sampler_logprobs for s in samples], after, [s.loss_mask for s in samples])
                     del steps[:-1]  # the figures start with the step that moved the policy
@@ -453,6 +443,23 @@ class _Bench:
             finite=finite,
         )
         return update, steps
+
+    def _split(self, groups: Sequence[ScoredGroup], count: int) -> tuple[list[Problem], list[ScoredGroup]]:
+        """Return ``count`` prompts for a step, and as many sampled groups to measure it on, of other prompts first.
+
+        The step takes the prompts whose sampled answers had the most different rewards: of others it may learn nothing,
+        and a step with a long T takes minutes.
+        """
+        by_parts = reads_parts(advantage_of(self._config.algorithm.advantage))
+        mixed = [group for group in groups if group_signal(group, by_parts=by_parts) is Signal.MIXED]
+        mixed.sort(key=lambda group: -float(group.rewards[group.counted].std()))
+        likely = {group.group.request.problem.key: group.group.request.problem for group in mixed}
+        # The problems that were sampled stand first, so the last ones leave their groups to the KL.
+        others = (problem for problem in reversed(self._problems) if problem.key not in likely)
+        prompts = [*likely.values(), *others][:count]
+        stepped = {problem.key for problem in prompts}
+        measured = sorted(groups, key=lambda group: group.group.request.problem.key in stepped)
+        return prompts, measured[:count]
 
 
 def short_steps(config: TrainConfig, prompts: int) -> tuple[TrainConfig, StageConfig]:
@@ -513,7 +520,7 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
     rewards = [float(group.rewards[group.counted].mean()) for group in judged]
     verdict = groups[0].verdicts[0]
     shown = f"{verdict.outcome.value} ({verdict.status})".replace("_", " ")
-    by_parts = by_parts_of(config)
+    by_parts = reads_parts(advantage_of(config.algorithm.advantage))
     return Learnable(
         answers=dataclasses.replace(
             answers, reward=float(np.mean(rewards)) if graded else None, groups_per_step=prompts
@@ -532,11 +539,6 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
         constant=len(values) == 1,
         rewards=_each_reward(judged),
     )
-
-
-def by_parts_of(config: TrainConfig) -> bool:
-    """Return whether the advantage reads each of several rewards alone (see `group_signal`)."""
-    return bool(getattr(advantage_of(config.algorithm.advantage), "by_parts", False))
 
 
 def _each_reward(groups: Sequence[ScoredGroup]) -> dict[str, dict[str, float]]:

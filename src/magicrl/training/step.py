@@ -25,6 +25,7 @@ from magicrl.algorithms.advantages import (
     Rejection,
     advantage_of,
     group_relative,
+    reads_parts,
     reject_zero_advantage,
     scored_advantages,
     select_refill,
@@ -106,7 +107,7 @@ class Trainer:
         self._objective = Objective(LearnerSettings.of(config))
         self._advantage = resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
         # Whether each of several rewards has its own advantage, as in GDPO: then each decides about rejection.
-        self._by_parts = bool(getattr(self._advantage, "by_parts", False))
+        self._by_parts = reads_parts(self._advantage)
         self._staleness = StalenessMeter(config.rollout.max_staleness)
         self.steps_done = 0
         # Consecutive steps. The checkpoint holds both counts, so that a restart continues them.
