@@ -45,13 +45,16 @@ def tallied() -> Generator[Tally]:
         ) -> None:
             super().__init__(cache, owners=owners, prompt_lengths=prompt_lengths, response_lengths=response_lengths)
             tally.rows += len(owners)
-            blocks = [*self._prompts, *self._responses]
-            whole = sum(block.places * (block.columns.stop - block.columns.start) for block in blocks)
             _, first = np.unique(owners, return_index=True)
             held = int(prompt_lengths[first].sum() + (response_lengths + 1).sum())
-            # the kernel reads up to each row's length, products read blocks
-            tally.read += whole if self._kernel is None else held
+            tally.read += held if self._kernel else self._tokens_in_blocks()
             tally.held += held
+
+        def _tokens_in_blocks(self) -> int:
+            """Return the cached tokens that matrix products read. A kernel reads up to each row's length instead."""
+            self._lay_out()
+            blocks = [*self._prompts, *self._responses]
+            return sum(block.places * (block.columns.stop - block.columns.start) for block in blocks)
 
         def attend(self, *given: Any) -> Tensor:
             start = time.process_time()
