@@ -256,6 +256,13 @@ class Arm(_Part):
     after: str | None = None  # variant whose trained model of the same seed this one continues
     # Has no runs: each checkpoint takes the variant that was best on other checkpoints (``runs.better``).
     better_of: tuple[str, ...] = ()
+    # Has no runs either: each checkpoint's test accuracy is the mean over these variants.
+    mean_of: tuple[str, ...] = ()
+
+    @property
+    def derived(self) -> bool:
+        """Whether the variant has no runs of its own."""
+        return bool(self.better_of or self.mean_of)
 
 
 BASE_STRIDE = 1_000
@@ -268,6 +275,7 @@ class ScaleDefinition(_Part):
     base: str  # recipe that every variant starts from, a file of ``studies/bases``
     more_bases: tuple[str, ...] = ()  # further ones; their checkpoints are further units, numbered from BASE_STRIDE on
     starts: int = Field(default=5, ge=1)  # initial checkpoints per variant, the units of a claim
+    skip: int = Field(default=0, ge=0)  # the first of ``starts``, left out because an earlier look has seen them
     seeds: int = Field(default=1, ge=1)  # runs per variant and checkpoint, with other prompts and sampling
     # starts are those that ``python -m studies starts`` accepted, each made from its first phase on; else numbers from
     # 0 on, which share their first phase
@@ -280,11 +288,13 @@ class ScaleDefinition(_Part):
 
     @model_validator(mode="after")
     def _arms_fit(self) -> Self:
+        if self.skip >= self.starts:
+            raise ValueError(f"skip = {self.skip} leaves none of {self.starts} starts")
         names = [arm.name for arm in self.arms]
         if len(set(names)) != len(names):
             raise ValueError(f"two arms have one name: {', '.join(names)}")
         for number, arm in enumerate(self.arms):
-            for earlier in (*filter(None, [arm.after]), *arm.better_of):
+            for earlier in (*filter(None, [arm.after]), *arm.better_of, *arm.mean_of):
                 if earlier not in names[:number]:
                     raise ValueError(f"arm {arm.name!r} comes after {earlier!r}, which no earlier arm is called")
         return self

@@ -443,7 +443,7 @@ def write_pages(
     elif suite == "starts":
         (folder / "starts.md").write_text(starts_page(read_screened(STARTS_FILE)))
     index = folder / "index.md"
-    used = [row for arms in found.values() for runs in arms.values() for row in runs.values()]
+    used = [row for arms in found.values() for runs in arms.values() for row in runs.values() if "key" in row]
     links = _LINKS if suite == "report" else distance_section(SUITES[suite], ablations, scale, found, folder)
     index.write_text(index_page(SUITES[suite], ablations, scale, verdicts, {row["key"]: row for row in used}, links))
     return index
@@ -463,7 +463,7 @@ def ablation_page(
     if ablation.notes:
         paragraphs = [paragraph(text) for text in ablation.notes.strip().split("\n\n")]
         parts.append("\n\n".join(["## Interpretation", *paragraphs]) + "\n")
-    chosen = {arm.name for arm in ablation.scales[scale].arms if arm.better_of}
+    chosen = {arm.name for arm in ablation.scales[scale].arms if arm.derived}
     drawn = {arm: rows for arm, rows in runs.items() if arm not in chosen}  # their runs are drawn once
     charts = [curve_chart(drawn, f"{ablation.id}-{name}", name, title, unit) for name, title, unit in FIGURES]
     shown = [write_chart(chart, folder) for chart in charts if chart is not None]
@@ -521,6 +521,8 @@ def _variants(
 def _arm_settings(arm: Arm) -> str:
     if arm.better_of:
         return f"{' or '.join(arm.better_of)}, chosen on the other half of the checkpoints"
+    if arm.mean_of:
+        return f"mean of {', '.join(arm.mean_of)}"
     after = f"continues {arm.after}; " if arm.after else ""
     return after + (", ".join(f"`{text}`" for text in arm.set) or "as the base")
 

@@ -136,7 +136,7 @@ def plan_runs(
 def starts_of_definition(definition: ScaleDefinition) -> Sequence[int]:
     """Return the checkpoint numbers of a definition: the first accepted ones, or from 0 on without screening."""
     if not definition.screened:
-        return range(definition.starts)
+        return range(definition.skip, definition.starts)
     recipe = supervised_recipe(definition.base, definition.start_set)
     rows = read_screened(STARTS_FILE).get(recipe.run.name, {})
     # Compared by key, since the start of a changed recipe was not screened.
@@ -150,7 +150,7 @@ def starts_of_definition(definition: ScaleDefinition) -> Sequence[int]:
             f"{recipe.run.name}: {len(accepted)} starts have passed the screening, {definition.starts} are asked for; "
             f"run `python -m studies starts {definition.base}`"
         )
-    return accepted[: definition.starts]
+    return accepted[definition.skip : definition.starts]
 
 
 def _runs_of_unit(
@@ -158,7 +158,7 @@ def _runs_of_unit(
 ) -> list[PlannedRun]:
     runs: dict[str, PlannedRun] = {}
     for arm in definition.arms:
-        if arm.better_of:
+        if arm.derived:
             continue
         after = None if arm.after is None else runs[arm.after].key
         runs[arm.name] = _resolved(ablation, scale, definition, arm, unit, after)
@@ -336,6 +336,8 @@ def by_arm(
         for arm in one.scales[scale].arms if runs else ():
             if arm.better_of:
                 runs[arm.name] = better([runs.get(name, {}) for name in arm.better_of])
+            elif arm.mean_of:
+                runs[arm.name] = averaged([runs.get(name, {}) for name in arm.mean_of])
     return found
 
 
@@ -356,6 +358,22 @@ def better(variants: Sequence[Mapping[tuple[int, int], Result]]) -> dict[tuple[i
             means = [sum(best(runs[unit]) for unit in others) for runs in variants]
             chosen = variants[means.index(max(means))]
             found |= {unit: chosen[unit] for unit in judged if others}
+    return found
+
+
+def averaged(variants: Sequence[Mapping[tuple[int, int], Result]]) -> dict[tuple[int, int], Result]:
+    """Return for each checkpoint that all variants have the mean of their accuracies at the best temperature.
+
+    These results have no key, no curves and no other accuracy. Their CPU seconds are those of all variants.
+    """
+    found: dict[tuple[int, int], Result] = {}
+    for unit in sorted(set.intersection(*map(set, variants))):
+        rows = [runs[unit] for runs in variants]
+        tests = {
+            name: {"best": sum(parse_measure(f"{measure}@best")(row) for row in rows) / len(rows)}
+            for name, measure in (("before", "start"), ("after", "test"))
+        }
+        found[unit] = {"tests": tests, "curves": {}, "cpu_seconds": sum(row["cpu_seconds"] for row in rows)}
     return found
 
 
