@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
@@ -70,13 +71,13 @@ def distance_section(suite: Suite, ablations: Sequence[Ablation], scale: Scale, 
 
     The pairs are ``Suite.beside``, or each variant and the same with entropy control.
     """
-    by_family: dict[str, Mapping[str, Verdict]] = {}
+    by_family = defaultdict[str, dict[str, Verdict]](dict)
     for a in ablations:
         runs, definition = found.get(a.id, {}), a.scales[scale]
-        by_family[a.title.partition(", ")[2]] = distances(runs, suite.reference)
+        by_family[a.title.partition(", ")[2]] |= distances(runs, suite.reference)
         bases = (definition.base, *definition.more_bases) if definition.more_bases else ()
         for place, base in enumerate(bases):
-            by_family[base.removesuffix(".toml")] = distances(of_base(runs, place), suite.reference)
+            by_family[base.removesuffix(".toml")] |= distances(of_base(runs, place), suite.reference)
     arms = list(dict.fromkeys(arm for arms in by_family.values() for arm in arms))
     rows = [
         [

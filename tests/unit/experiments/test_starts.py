@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from magicrl.records import Problem
 from studies import runs as planning
 from studies import screening
 from studies.__main__ import app
-from studies.definition import SUITES, shipped_ablations
+from studies.definition import SUITES, parse_measure, shipped_ablations
 from studies.families import ChainOptions, TinyStories, WordChains, tiny_stories, word_chains
 from studies.runs import plan_runs, read_screened, starts_of_definition, suite_results
 from studies.screening import reason_of, screen, starts_page
@@ -193,20 +194,39 @@ def test_the_suite_of_stale_data_and_small_batches_is_what_was_stated(
 
 
 def test_the_suite_of_the_clip_is_what_was_stated() -> None:
-    (ablation,) = shipped_ablations("clip")
-    runs = plan_runs([ablation], "tiny", range(8))
-    assert len({run.key for run in runs}) == len(runs) == 96, "variants at the better rate have no runs"
-    assert [run.unit for run in runs[::6]] == [(s + b, 0) for s in range(8) for b in (0, 1000)]
-    assert {(run.config.run.name, run.config.run.seed) for run in runs} == {
-        (name, seed) for name in ("chains", "stories") for seed in range(8)
-    }
-    assert {run.start.chain()[0].recipe.run.seed for run in runs if run.start} == set(range(8))
+    first, conditions = shipped_ablations("clip")
+    assert [claim.id for claim in (*first.claims, *conditions.claims)] == [
+        f"{n}.{c}" for n in (70, 71) for c in ("ce-gppo", "kl3")
+    ]
+    runs, seen = plan_runs([conditions], "tiny"), plan_runs([first], "tiny")
+    assert len({run.key for run in runs}) == len(runs) == 180, "variants made of others have no runs"
+    assert {run.unit[0] for run in seen} == {s + b for s in range(3) for b in (0, 1000)}
+    assert {run.unit[0] for run in runs} == {s + b for s in range(3, 8) for b in (0, 1000)}, "unseen checkpoints"
+    assert [run.unit for run in runs[::18]] == [(s + b, 0) for s in range(3, 8) for b in (0, 1000)]
+    assert {run.config.run.name for run in runs} == {"chains", "stories"}
     starts = {run.unit[0] // 1000: run.start.chain()[0].recipe.run.name for run in runs if run.start}
     assert starts == {0: "chains-start", 1: "stories-start"}
-    settings = {(run.config.stages[0].mini_batch, run.config.algorithm.reuse) for run in runs}
-    assert settings == {(4, 4)}, "16 updates per rollout batch"
+    settings = Counter(
+        (c.stages[0].mini_batch, c.algorithm.reuse, c.rollout.weight_lag, c.algorithm.correction)
+        for c in (run.config for run in runs)
+    )
+    assert settings == {(4, 1, 0, "none"): 60, (4, 4, 0, "none"): 60, (4, 1, 8, "tis"): 60}
     assert {run.config.optimizer.learning_rate for run in runs} == {7e-5, 2.1e-4}
-    assert [claim.id for claim in ablation.claims] == ["70.ce-gppo", "70.kl3"]
+
+
+def test_a_mean_of_variants_averages_the_best_accuracy_of_each_checkpoint() -> None:
+    def result(before: float, greedy: float, sampled: float, seconds: float) -> dict[str, Any]:
+        tests = {"before": {"1.0": before}, "after": {"0.0": greedy, "1.0": sampled}}
+        return {"key": "k", "tests": tests, "curves": {}, "cpu_seconds": seconds}
+
+    one = {(0, 0): result(0.1, 0.5, 0.4, 10.0), (1, 0): result(0.1, 0.5, 0.4, 10.0)}
+    other = {(0, 0): result(0.3, 0.2, 0.9, 20.0)}
+    ((unit, row),) = planning.averaged([one, other]).items()
+    assert unit == (0, 0), "only checkpoints that all variants have"
+    assert parse_measure("test@best")(row) == pytest.approx(0.7)
+    assert parse_measure("start@best")(row) == pytest.approx(0.2)
+    assert row["cpu_seconds"] == 30.0
+    assert "key" not in row, "it is no run"
 
 
 def test_the_better_variant_is_chosen_on_the_other_half_of_the_starting_models() -> None:
