@@ -1,7 +1,7 @@
 """Kernels in bfloat16 for CPUs with AVX512-BF16, some also for AMX (folder `kernels`).
 
-They compute attention, in decoding and over packed rows, norms, gates, rotary embeddings, the head's softmax, and the
-passes of an update over all weights.
+They compute attention, in decoding (also in float32) and over packed rows, norms, gates, rotary embeddings, the head's
+softmax, and the passes of an update over all weights.
 
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
@@ -81,6 +81,11 @@ def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None) -> 
     return fits and library() is not None
 
 
+def decodes(dtype: torch.dtype, device: torch.device, width: int | None) -> bool:
+    """Return whether `DecodeKernel` attends in this precision, on this device and with heads of this width."""
+    return has_kernels(torch.bfloat16 if dtype == torch.float32 else dtype, device, width)
+
+
 def serves(*tensors: Tensor, width: int = _VECTOR) -> bool:
     """Return whether kernels can read these tensors: bfloat16 on the CPU with memory of their own.
 
@@ -145,7 +150,7 @@ def _found() -> ctypes.CDLL | str:
     arguments = {
         "adamw": "pppppifddddddt",
         "add_widened": "ppit",
-        "attend": "ppippiippippippiipppiiift",
+        "attend": "tppippiippippippiipppiiift",
         "attend_row": "pp" + 3 * "pii" + "ppiiiift",
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
         "gated": "pppiiit",
@@ -359,8 +364,8 @@ class DecodeKernel:
     """Attention of one new token for each row of a `magicrl.models.kv_cache.SlotCache`.
 
     Keys and values are read once for all query heads that share them, a prompt's once for all its rows, and none past a
-    row's length. Scores, their sums and the sums of values are float32. Weights are rounded to bfloat16 before the
-    product with values.
+    row's length. Scores, their sums and the sums of values are float32. In bfloat16, weights are rounded to it before
+    the product with values.
     """
 
     def __init__(self, owners: _Integers, prompt_lengths: _Integers, held: _Integers) -> None:
@@ -389,7 +394,7 @@ class DecodeKernel:
         """Append keys and values to the responses, and attend.
 
         Args:
-            query, key, value: bfloat16 ``[1, heads, rows, dim]``.
+            query, key, value: ``[1, heads, rows, dim]``, bfloat16 or float32, as the cache.
             prompts, responses: Addresses of a layer's blocks (`magicrl.models.kv_cache.BlockStore.addressed`).
             scaling: Factor on the scores.
 
@@ -404,8 +409,8 @@ class DecodeKernel:
         stored = (x if isinstance(x, int) else x.ctypes.data for store in (prompts, responses) for x in store)
         order, parts, *lengths = (table.ctypes.data for table in self._tables)
         kernels().attend(
-            out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0), *stored,
-            order, parts, self._parts, self._most, *lengths, k.shape[1], heads // k.shape[1], dim, scaling,
-            self._threads,
+            q.dtype == torch.float32, out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(),
+            k.stride(0), v.stride(0), *stored, order, parts, self._parts, self._most, *lengths, k.shape[1],
+            heads // k.shape[1], dim, scaling, self._threads,
         )  # fmt: skip
         return out

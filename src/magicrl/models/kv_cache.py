@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.attention import PLAIN, CpuRow, ScoreRules, attend_rows, supports_row
-from magicrl.models.cpu_kernels import DecodeKernel, has_kernels
+from magicrl.models.cpu_kernels import DecodeKernel, decodes
 from magicrl.models.recurrent import LayerFunction, RecurrentState
 
 Integers = NDArray[np.int64]
@@ -503,7 +503,7 @@ class DecodeAttention(RowAttention):
         self._hides: dict[tuple[int | None, int | None], Tensor] = {}
         self._kernel = (
             DecodeKernel(owners, prompt_lengths, response_lengths)
-            if has_kernels(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
+            if decodes(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
             else None
         )
         self._columns = 0

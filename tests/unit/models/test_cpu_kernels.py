@@ -59,13 +59,20 @@ def test_speed_of_bfloat16(ratios: list[float], speeds: tuple[float, float], mon
 class Step:
     """A decoding step of one layer over random numbers."""
 
-    def __init__(self, heads: tuple[int, int, int], prompts: Sequence[int], members: int, longest: int) -> None:
+    def __init__(
+        self,
+        heads: tuple[int, int, int],
+        prompts: Sequence[int],
+        members: int,
+        longest: int,
+        dtype: torch.dtype = BF16,
+    ) -> None:
         kv_heads, group, dim = heads
         torch.manual_seed(0)
         random = np.random.default_rng(0)
         rows = len(prompts) * members
         kind = (kv_heads, dim, dim)
-        self.cache = SlotCache(CacheShape(attending={0: kind}, dtype=BF16), rows, max(prompts), longest + 1, CPU)
+        self.cache = SlotCache(CacheShape(attending={0: kind}, dtype=dtype), rows, max(prompts), longest + 1, CPU)
         for store in (self.cache.prompts, self.cache.responses):
             for block in store.keys[0] + store.values[0]:
                 block.normal_()
@@ -73,7 +80,7 @@ class Step:
         self.prompt_lengths = np.array(prompts)[self.owners]
         self.held = np.sort(random.integers(0, longest + 1, rows))[::-1].copy()
         self.query, self.key, self.value = (
-            torch.randn(1, count, rows, dim, dtype=BF16) for count in (kv_heads * group, kv_heads, kv_heads)
+            torch.randn(1, count, rows, dim, dtype=dtype) for count in (kv_heads * group, kv_heads, kv_heads)
         )
         self.scaling = dim**-0.5
 
@@ -135,9 +142,22 @@ def test_attention_is_torchs_and_closer_to_float32(name: str, monkeypatch: pytes
 
 
 @served
-def test_a_rows_bits_are_its_own() -> None:
+@pytest.mark.parametrize("name", STEPS)
+def test_attention_in_float32_is_torchs(name: str) -> None:
+    step = Step(*STEPS[name], dtype=torch.float32)
+    found = step.attend()
+    assert cpu_kernels.decodes(torch.float32, CPU, step.query.shape[3])
+    torch.testing.assert_close(found, step.expected(), rtol=1e-5, atol=2e-6)
+    last = int(step.held[0])
+    for blocks, new in ((step.cache.responses.keys[0], step.key), (step.cache.responses.values[0], step.value)):
+        assert torch.equal(step.held_by(blocks, 0, last + 1)[:, -1], new[0, :, 0]), "the new token is in the cache"
+
+
+@served
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_a_rows_bits_are_its_own(dtype: torch.dtype) -> None:
     """Check that another number of rows or threads changes nothing."""
-    step = Step((2, 3, 64), [70, 40], 20, 90)
+    step = Step((2, 3, 64), [70, 40], 20, 90, dtype)
     whole = step.attend()
     assert torch.equal(step.attend(7), whole[:, :7])
     threads = torch.get_num_threads()
@@ -293,6 +313,9 @@ def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
 
 def test_other_tensors_are_not_served() -> None:
     assert not cpu_kernels.has_kernels(torch.float32, CPU, 64)
+    assert not cpu_kernels.decodes(torch.float64, CPU, 64)
+    assert not cpu_kernels.decodes(torch.float32, torch.device("meta"), 64)
+    assert not cpu_kernels.decodes(torch.float32, CPU, 48)
     assert not cpu_kernels.has_kernels(BF16, torch.device("meta"), 64)
     assert not cpu_kernels.has_kernels(BF16, CPU, 48)
     assert not cpu_kernels.has_kernels(BF16, CPU, None)

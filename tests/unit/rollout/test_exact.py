@@ -124,8 +124,11 @@ def test_without_it_nearly_every_packing_shows() -> None:
     assert any((sample.sampler_logprobs != one).any() for sample, one in zip(samples, found, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("exact", [True, False])
-def test_the_kernel_of_decodings_attention_has_no_part_in_it(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_of_decodings_attention_has_no_part_in_it(
+    exact: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It adds over as many keys as there are. Kernels of norms and rotations see one row at a time."""
     asked = list[int]()
 
@@ -136,7 +139,7 @@ def test_the_kernel_of_decodings_attention_has_no_part_in_it(exact: bool, monkey
         return attend_by_kernel(*given)
 
     monkeypatch.setattr(cpu_kernels.DecodeKernel, "__call__", attend)
-    engine = engine_of(model_of("llama-one-head", torch.bfloat16, 0), 4, exact=exact)
+    engine = engine_of(model_of("llama-one-head", dtype, 0), 4, exact=exact)
     engine.submit([request(0, [5, 7, 9], size=2)])
     assert list(engine.finished())
     assert bool(asked) is (not exact and cpu_kernels.missing() is None)

@@ -71,7 +71,7 @@ void product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const ui
 // [dim / 2, QUERIES] of a block of queries
 void turned_block(Words& to, const bf16* from, int64_t row, int count, int dim) {
   for (int first = 0; first < QUERIES; first += 16)
-    turned(&to[first], QUERIES, from + first * row, row, count - first, dim);
+    turned(&to[first], QUERIES, from + first * row, row, count - first, dim / 2);
 }
 
 // [ceil(count / 2), dim] of `count` rows of bfloat16: neighbouring rows as pairs; a last one alone is paired with 0.

@@ -25,6 +25,7 @@ inline __mmask16 lanes(int64_t count) {
 inline __m512 load(const bf16* from, __mmask16 some = 0xffff) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from)), 16));
 }
+inline void store(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void store(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
 
 // e^x of x <= 0; NaN stays NaN, since `max` gives its second operand then
@@ -62,13 +63,15 @@ inline void transpose(__m512i* r) {
   }
 }
 
-// [dim / 2, 16] words, in rows of `to_row`, of up to 16 rows of bfloat16: each a column of pairs; the others are 0.
-inline void turned(uint32_t* to, int64_t to_row, const bf16* from, int64_t row, int count, int dim) {
-  for (int pair = 0; pair < dim / 2; pair += 16) {
+// [words, 16] columns of up to 16 rows of `words` words of 32 bits; the others are 0. `row` numbers lie from one to the next.
+template <class T>
+void turned(uint32_t* to, int64_t to_row, const T* from, int64_t row, int count, int words) {
+  for (int word = 0; word < words; word += 16) {
     __m512i r[16];
-    for (int i = 0; i < 16; ++i) r[i] = i < count ? _mm512_loadu_si512(from + i * row + 2 * pair) : _mm512_setzero_si512();
+    for (int i = 0; i < 16; ++i)
+      r[i] = i < count ? _mm512_loadu_si512((const uint32_t*)(from + i * row) + word) : _mm512_setzero_si512();
     transpose(r);
-    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + (pair + i) * to_row, r[i]);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + (word + i) * to_row, r[i]);
   }
 }
 
