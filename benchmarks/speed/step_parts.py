@@ -31,8 +31,10 @@ class Case:
     recipe: str
     settings: tuple[str, ...] = ()
 
-    def train(self, folder: Path) -> float:
-        """Train in ``folder`` and return wall-clock seconds until the metrics held the first step."""
+    def train(self, folder: Path) -> tuple[float, float]:
+        """Train in ``folder``. Return the wall-clock seconds until the metrics held the first step: since the command,
+        and since the supervised start was written.
+        """
         given = (f"--set={setting}" for setting in (*self.settings, f"run.output={folder}"))
         begun = time.perf_counter()
         command = [sys.executable, "-m", "magicrl", "train", self.recipe, *given]
@@ -41,16 +43,18 @@ class Case:
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         ) as process:
-            metrics, first = folder / "metrics.jsonl", None
+            metrics, first, since = folder / "metrics.jsonl", None, 0.0
             while process.poll() is None:
                 if first is None and metrics.exists() and metrics.stat().st_size:
                     first = time.perf_counter() - begun
+                    (start,) = (folder.parent / "models").glob("*/sft.json")
+                    since = time.time() - start.stat().st_mtime
                 time.sleep(0.02)
             assert process.stderr is not None
             if process.returncode:
                 raise RuntimeError(f"{' '.join(command)} failed:\n{process.stderr.read()[-2000:]}")
         assert first is not None, "it ended without a step"
-        return first
+        return first, since
 
 
 CASES = (Case(name="quickstart", recipe="quickstart"),)
@@ -60,13 +64,14 @@ QUICK = (Case(name="tiny", recipe="tiny", settings=("stages.0.max_steps=2", "sta
 def run_case(case: Case) -> dict[str, Any]:
     """Return the figures of the second of two runs."""
     with tempfile.TemporaryDirectory() as scratch:
-        with_start = case.train(Path(scratch, "first"))
+        with_start, since_start = case.train(Path(scratch, "first"))
         folder = Path(scratch, "second")
-        first_step = case.train(folder)
+        first_step, _ = case.train(folder)
         return {
             "case": asdict(case),
             "first_step_s": rounded(first_step),
             "first_step_with_supervised_start_s": rounded(with_start),
+            "first_step_after_supervised_start_s": rounded(since_start),
             **parts_of(folder),
         }
 
