@@ -5,6 +5,12 @@
 #   bash benchmarks/gpu.sh tests tiles             # there: figures in $OUT/bench-gpu.json (runs/gpu without OUT), and gpu.log
 #   bash benchmarks/gpu.sh --rehearse              # on a CPU: all parts with tiny sizes, kernels in Triton's interpreter
 #
+# A machine with ten minutes per command and thirty in all takes these calls; then `python -m tools.gpu_page FILE...` here:
+#   PART_SECONDS=190 bash benchmarks/gpu.sh tests tiles ranks
+#   PART_SECONDS=280 bash benchmarks/gpu.sh head learner
+#   PART_SECONDS=190 bash benchmarks/gpu.sh engine profile gap
+#   PART_SECONDS=190 bash benchmarks/gpu.sh packs weights runs
+#
 # PYTHON names the interpreter. A part gets PART_SECONDS (480): shortly before, the case that runs is stopped, and the JSON
 # says so. One that fails stops no other, and the exit status is 1.
 set -u

@@ -1,4 +1,4 @@
-"""Fill the figures of docs/evidence/benchmarks.md, docs/reference/maths-verifier.md and docs/guides/planning.md.
+"""Fill the figures of the pages benchmarks.md, claims.md, maths-verifier.md and planning.md.
 
     python -m tools.benchmark_page
 
@@ -10,13 +10,13 @@ A marker follows each number and names its place in ``benchmarks/results``. In b
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tools.pages import RESULTS, ROOT, fill, put_section, table, value_in
 
 PAGE = ROOT / "docs" / "evidence" / "benchmarks.md"
+CLAIMS = ROOT / "docs" / "evidence" / "claims.md"
 VERIFIERS = ROOT / "docs" / "reference" / "maths-verifier.md"
 PLANNING = ROOT / "docs" / "guides" / "planning.md"
 SECOND = RESULTS / "second-machine"
@@ -40,24 +40,7 @@ RATIOS = {
     },
     "judging answers against Math-Verify": ("maths-verifier.json", "speed.ratio_items_per_second"),
 }
-"""File and path of each ratio of speed, magicrl to its peer, that the page compares between machines."""
-Point = Mapping[str, Any]
-Varied = Callable[[Point], object]
-SWEEPS: dict[str, tuple[str, Varied]] = {
-    "rows decoded at once": ("rows", lambda point: point["prompts"] * point["samples"]),
-    "tokens of context, 4 rows": ("context", lambda point: point["prompt_tokens"]),
-    "samples per prompt of 256 tokens, 16 rows": ("group", lambda point: point["samples"]),
-    "million parameters, 16 rows": ("model", lambda point: f"{point['parameters'] / 1e6:.1f}"),
-}
-"""Sweeps of growth-rollout.json: title, name, and the number that varies."""
-LEARNER_SWEEPS: dict[str, tuple[str, Varied]] = {
-    "response tokens": ("length", lambda point: point["tokens"]),
-    "response tokens, checkpointed": ("length-checkpointed", lambda point: point["tokens"]),
-    "responses per update": ("batch", lambda point: point["groups"] * point["samples"]),
-    "responses per group": ("group", lambda point: point["samples"]),
-    "million parameters": ("model", lambda point: f"{point['parameters'] / 1e6:.4g}"),
-}
-"""The same for growth-learner.json."""
+"""File and path of each ratio of speed, magicrl to its peer, that claim C17 compares between machines."""
 
 
 def value_at(marker: str) -> Any:
@@ -90,43 +73,6 @@ def second_machine() -> list[str]:
     return table("magicrl against its peer, ratio of speed | EPYC | Xeon | difference", rows)
 
 
-def growth() -> list[str]:
-    """Return the tables of rates and memory against length, batch, group size and model size."""
-    rollout, learner = (json.loads((RESULTS / f"growth-{part}.json").read_text()) for part in ("rollout", "learner"))
-    lines = [
-        "**Rollout**: the in-process engine on an Intel Xeon, bfloat16, one thread; SmolLM2-135M, or random weights of",
-        "another size. Memory is above the weights.",
-    ]
-    for title, (name, varied) in SWEEPS.items():
-        points = [point for point in rollout["points"] if point["question"] == name]
-        lines += _swept(
-            title,
-            {
-                "tokens decoded per CPU second": [f"{p['decode_tokens_per_cpu_s']:.4g}" for p in points],
-                "with prefill": [f"{p['whole_tokens_per_cpu_s']:.4g}" for p in points],
-                "MiB": [f"{p['memory_mib']:.4g}" for p in points],
-            },
-            map(varied, points),
-        )
-    lines += [
-        "",
-        "**Learner**: an AMD EPYC, bfloat16, one thread; Llamas with random weights, prompts of 64 tokens, 4 layers of",
-        "width 256 unless the sweep changes them. Memory is what an update adds to weights, gradients and moments.",
-    ]
-    for title, (name, varied) in LEARNER_SWEEPS.items():
-        points = learner["sweeps"][name]
-        rows = {
-            "tokens per CPU second": [f"{p['response_tokens_per_cpu_s']:.0f}" for p in points],
-            "MiB": [f"{p['mib_above_state']:.0f}" for p in points],
-        }
-        lines += _swept(title, rows, map(varied, points))
-    return [*lines, "", "`python benchmarks/growth.py rollout` and `learner` at commit 60df598f."]
-
-
-def _swept(title: str, rows: Mapping[str, Sequence[str]], varied: Iterable[object]) -> list[str]:
-    return ["", *table(" | ".join([title, *map(str, varied)]), ([name, *cells] for name, cells in rows.items()))]
-
-
 def held_out() -> list[str]:
     """Return the table of docs/guides/planning.md that compares the planner with published runs of other systems."""
     columns = "system | row | published s | planned s | error | FLOPs at the peak, s"
@@ -149,7 +95,6 @@ def held_out() -> list[str]:
 
 if __name__ == "__main__":
     fill(PAGE, value_at)
-    put_section(PAGE, "growth", growth())
-    put_section(PAGE, "second-machine", second_machine())
+    put_section(CLAIMS, "second-machine", second_machine())
     fill(VERIFIERS, lambda path: figure_at(RESULTS, "maths-verifier.json", path))
     put_section(PLANNING, "held-out", held_out())

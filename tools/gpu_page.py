@@ -15,26 +15,16 @@ from magicrl.files import write_atomically
 from tools.pages import RESULTS, ROOT, put_section, table
 
 JSON, PAGE = RESULTS / "bench-gpu.json", ROOT / "docs" / "evidence" / "benchmarks.md"
-WHAT = (
-    "`python -m benchmarks.speed.gpu` measures on one CUDA device (80 GB or more):",
-    "",
-    "- the head's kernels against their matrix products;",
-    "- the engine's steps at 1K and 16K tokens, with and without CUDA graphs, against reading weights and cache;",
-    "- the learner's MFU and memory at 16K and 32K tokens against `magicrl plan` (1.5B and 7B, random weights);",
-    "- the parts of a step, the gap of sampler and learner by precision, attention over packs, the copy of weights;",
-    "- two recipes, trained on the GPU and on the CPU.",
-    "",
-    "`--parts` selects parts. `benchmarks/gpu.sh` runs on a machine that lacks most packages.",
-)
+WHAT = "`benchmarks/gpu.sh` measures kernels, engine, learner, gap and two recipes on one CUDA device."
 Cases = dict[str, dict[str, Any]]
 Rows: TypeAlias = Iterator[Sequence[object]]
 
 
 def section(cases: Cases) -> list[str]:
     """Return the section: a table for each part that was measured, or a line that none was."""
-    lines = ["## On a GPU", "", *WHAT, ""]
     if not cases:
-        return [*lines, "**Not measured**: no part has run on a GPU yet."]
+        return ["## On a GPU", "", f"{WHAT} **Not measured** yet."]
+    lines = ["## On a GPU", "", WHAT, ""]
     runs = {(case["run"]["machine"]["started"][:10], case["run"]["settings"]["device"]) for case in cases.values()}
     lines.append("; ".join(f"{device}, {date}" for date, device in sorted(runs)) + ".")
     for columns, rows_of in TABLES.items():
