@@ -278,45 +278,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         if here:
             # The learner checks this too, but only after the run has started.
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
-    if config.model.router_replay:
-        try:
-            Routers(policy.model)
-        except ValueError as error:
-            raise RecipeError(str(error), key="model.router_replay") from error
-    _check_start_adapters(config.model, policy, base)
-    if config.optimizer.kind == "muon":
-        try:
-            muon_matrices(dict(policy.model.named_parameters()))
-        except ValueError as error:
-            raise RecipeError(str(error), key="optimizer.kind") from error
-    if config.model.exact:
-        try:
-            check_exact(policy.model)
-        except ValueError as error:
-            raise RecipeError(str(error), key="model.exact") from error
-    _check_compiled("model", config.model, policy, device if here else None)
-    if here:
-        _warn_of_slow_precision("model", config.model, policy, device)
+    _check_model(config, policy, base, device)
     # Context and memory depend on the problems' lengths in this model's tokens.
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
-    if "judge" in data.verifiers():
-        config.verifier.needed_judge()
-    for key, problems, sources in (
-        ("data.train", data.train, config.data.train),
-        ("data.validation", data.validation, config.data.validation),
-        *(
-            (f"data.test.{name}", found, (config.data.test[name],) if name in config.data.test else config.data.train)
-            for name, found in data.test.items()
-        ),
-    ):
-        check_references(key, problems, sources)
-    _check_demonstrated(shown, data, config)
-    try:
-        curriculum = make_curriculum(config.data.sampler, data.train, config.run.seed, config.data.sampler_options)
-        PromptSampler(data.train, config.run.seed, curriculum).next(config.stages[0].rollout_batch)
-    except ValueError as error:
-        raise RecipeError(str(error), key="data.sampler") from error
+    _check_problems(config, data, shown)
     tests = (p for problems in data.test.values() for p in problems)
     trained = max((encoder.length(p), p.id) for p in data.train)
     longest = max([trained[0], *(encoder.length(p) for p in (*data.validation, *tests))])
@@ -341,6 +307,50 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             lambda model: run_terms(counted, model, shape, longest + observed) | {"teacher": teacher},
         )
     return Ready(data=data, policy=policy if config.start.model is not None and here else None)
+
+
+def _check_model(config: TrainConfig, policy: LoadedModel, base: str, device: torch.device) -> None:
+    """Raise ``RecipeError`` if a setting does not fit the initial model, made from ``base``."""
+    for wanted, key, check in (
+        (config.model.router_replay, "model.router_replay", lambda: Routers(policy.model)),
+        (
+            config.optimizer.kind == "muon",
+            "optimizer.kind",
+            lambda: muon_matrices(dict(policy.model.named_parameters())),
+        ),
+        (config.model.exact, "model.exact", lambda: check_exact(policy.model)),
+    ):
+        try:
+            if wanted:
+                check()
+        except ValueError as error:
+            raise RecipeError(str(error), key=key) from error
+    _check_start_adapters(config.model, policy, base)
+    here = config.cluster is None
+    _check_compiled("model", config.model, policy, device if here else None)
+    if here:
+        _warn_of_slow_precision("model", config.model, policy, device)
+
+
+def _check_problems(config: TrainConfig, data: RunData, shown: set[str]) -> None:
+    """Raise an error if problems lack what their verifier needs, were demonstrated (``shown``) or fill no batch."""
+    if "judge" in data.verifiers():
+        config.verifier.needed_judge()
+    for key, problems, sources in (
+        ("data.train", data.train, config.data.train),
+        ("data.validation", data.validation, config.data.validation),
+        *(
+            (f"data.test.{name}", found, (config.data.test[name],) if name in config.data.test else config.data.train)
+            for name, found in data.test.items()
+        ),
+    ):
+        check_references(key, problems, sources)
+    _check_demonstrated(shown, data, config)
+    try:
+        curriculum = make_curriculum(config.data.sampler, data.train, config.run.seed, config.data.sampler_options)
+        PromptSampler(data.train, config.run.seed, curriculum).next(config.stages[0].rollout_batch)
+    except ValueError as error:
+        raise RecipeError(str(error), key="data.sampler") from error
 
 
 def check_references(key: str, problems: Sequence[Problem], sources: Sequence[SourceConfig]) -> None:
