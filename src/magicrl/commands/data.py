@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 from collections import Counter
@@ -217,17 +218,20 @@ def stats(
     return 0
 
 
-def _rows_in(path: Path) -> str:
+def _rows_in(path: Path) -> list[str]:
     """The rows of a file, or of another run: its last step's, else its sources'."""
-    from magicrl.pipeline.stats import step_folders
+    from magicrl.pipeline.stats import source_folders, step_folders
 
     path = path.resolve()
     if (path / "kept").is_dir():
-        return str(path / "kept" / "*.parquet")
+        return [_parts_in(path / "kept")]
     if (path / "sources").is_dir():
-        finished = step_folders(path)
-        return str((finished[-1].path if finished else path / "sources" / "*") / "kept" / "*.parquet")
-    return str(path)
+        return [_parts_in(one.kept) for one in step_folders(path)[-1:] or source_folders(path)]
+    return [str(path)]
+
+
+def _parts_in(folder: Path) -> str:
+    return f"{glob.escape(str(folder))}/*.parquet"
 
 
 def _step_of(pipeline: Path, use: StepName) -> dict[str, Any]:

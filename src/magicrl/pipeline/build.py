@@ -22,7 +22,7 @@ from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
 from magicrl.pipeline.frame import Context, PipelineStep, Watcher, in_processes, run_step, start_worker
 from magicrl.pipeline.import_source import brought_place, import_source, source_files
-from magicrl.pipeline.parts import Part, told_when_full
+from magicrl.pipeline.parts import Part, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import (
     AnyStep,
     DecontaminateStep,
@@ -62,7 +62,8 @@ def run_pipeline(config: PipelineConfig, *, output: Path, watcher: Watcher) -> N
     with only_writer(output, wait=False), told_when_full(output):
         # before the first step, so that a killed run can still be identified
         write_atomically(output / SETTINGS, to_toml(config))
-        write_atomically(output / "run.json", json.dumps(environment_facts(), indent=1))
+        belonging = {"sources": [source.label for source in config.sources], "steps": config.step_names()}
+        write_atomically(output / "run.json", json.dumps({**environment_facts(), **belonging}, indent=1))
         parts = import_sources(config.sources, context)
         for number, (settings, name) in enumerate(zip(config.steps, config.step_names(), strict=True)):
             with under(f"steps.{number}"):
@@ -82,7 +83,26 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
         with under(f"sources.{number}"):
             parts += next(found)
         context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
+    _check_ids(parts)
     return parts
+
+
+def _check_ids(parts: Sequence[Part]) -> None:
+    """Raise ValueError if two sources hold rows with one id, as two inputs from one run may. Steps drop rows by id."""
+    labels = {part.name: part.name.rpartition(".")[0] for part in parts}
+    tables = ((labels[part.name], read_part(part.path, ["source"])) for part in parts)
+    # ids of other sources begin with their own name
+    if len({*labels.values()}) == 1 or all(set(t["source"].unique().to_pylist()) <= {name} for name, t in tables):
+        return
+    found: dict[str, str] = {}
+    for part in parts:
+        for name in read_part(part.path, ["id"]).column("id").to_pylist():
+            first = found.setdefault(name, labels[part.name])
+            if first != labels[part.name]:
+                raise ValueError(
+                    f"the sources {first!r} and {labels[part.name]!r} both hold the row {name!r}; take the rows of a "
+                    "run from one of its steps only, or give one of its sources another name"
+                )
 
 
 _STEPS = {

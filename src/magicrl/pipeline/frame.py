@@ -273,16 +273,17 @@ def _keys_of(parts: Sequence[Part]) -> str:
     return hash_of([part.key for part in parts])
 
 
-def count_rows(folder: StepFolder) -> dict[str, dict[str, Any]]:
-    """Return for each source how many rows were read, kept, and dropped by reason."""
+def count_rows(*folders: StepFolder) -> dict[str, dict[str, Any]]:
+    """Return for each source how many rows were read, kept, and dropped by reason, in all folders together."""
     kept: Counter[str] = Counter()
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for table in folder.tables("kept", ["source"]):
-        for source, count in _counted(table, ["source"]):
-            kept[source] += count
-    for table in folder.tables("dropped", ["source", "reason"]):
-        for source, reason, count in _counted(table, ["source", "reason"]):
-            dropped[source][reason] += count
+    for folder in folders:
+        for table in folder.tables("kept", ["source"]):
+            for source, count in _counted(table, ["source"]):
+                kept[source] += count
+        for table in folder.tables("dropped", ["source", "reason"]):
+            for source, reason, count in _counted(table, ["source", "reason"]):
+                dropped[source][reason] += count
     return {
         source: {
             "in": kept[source] + dropped[source].total(),

@@ -71,10 +71,10 @@ class EntryReader:
                 raise ValueError(
                     f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
                 )
+        self._check_wanted(row.record)
         # rows of another run's output are used unchanged
         if is_entry(row.record):
             return entry_of(row.record)
-        self._check_wanted(row.record)
         try:
             read = self._reader.read(row) if given is None else self._given(row, given)
         except Quarantined as error:
@@ -266,7 +266,8 @@ def source_files(source: PipelineSource) -> list[Path]:
     found: list[Path] = []
     for text in source.paths:
         path = Path(text).expanduser()
-        pattern = any(sign in text for sign in "*?[")
+        # a file may be called "train [v2].jsonl"
+        pattern = any(sign in text for sign in "*?[") and not path.exists()
         matches = [Path(name) for name in sorted(glob.glob(str(path)))] if pattern else [path]
         if not matches:
             raise RecipeError(f"{path}: no file of that pattern", key="path")

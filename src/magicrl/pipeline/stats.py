@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.pipeline.frame import count_rows
-from magicrl.pipeline.parts import StepFolder, read_part
+from magicrl.pipeline.parts import StepFolder, hash_of, read_part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,39 +38,72 @@ class StepCounts:
         return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 
-def step_folders(output: Path) -> list[StepFolder]:
-    """Return the folders of a run's finished steps, in order.
-
-    A step belongs to another run if it did not read the rows that the previous step left. This happens when a changed
-    run stopped early. Such a step and all later ones are not returned.
+def source_folders(output: Path) -> list[StepFolder]:
+    """Return the folders of a run's sources, in order, without those that an earlier run left there.
 
     Raises:
         ValueError: The folder holds no run.
     """
-    if not (output / "sources").is_dir():
+    folder = output / "sources"
+    if not folder.is_dir():
         raise ValueError(f"{output} holds no run of a data pipeline; give the folder that magicrl data build wrote")
+    names = _recorded(output).get("sources")
+    paths = sorted(folder.iterdir()) if names is None else [folder / name for name in names]
+    return [StepFolder(path) for path in paths if path.is_dir()]
+
+
+def step_folders(output: Path) -> list[StepFolder]:
+    """Return the folders of a run's finished steps, in order.
+
+    A step belongs to another run if it has another name, or did not read the rows that the previous step left. This
+    happens when a changed run stopped early. Such a step and all later ones are not returned.
+
+    Raises:
+        ValueError: The folder holds no run.
+    """
+    left = _imported(output)
+    names = _recorded(output).get("steps", [])
     found: list[StepFolder] = []
-    left: str | None = None
     for path in sorted(output.glob("[0-9][0-9]-*/step.json")):
+        number = int(path.parent.name[:2])
+        # a changed pipeline may have had another step at this place
+        if number <= len(names) and path.parent.name != names[number - 1]:
+            continue
         document = json.loads(path.read_text(encoding="utf-8"))
-        if left is not None and document["inputs"] != left:
+        if document["inputs"] != (left or document["inputs"]):
             break
         left = document["made"]
         found.append(StepFolder(path.parent))
     return found
 
 
+def _recorded(output: Path) -> dict[str, Any]:
+    """Return ``run.json``, empty if there is none. Runs of version 0.1 did not record their sources and steps."""
+    path = output / "run.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def _imported(output: Path) -> str | None:
+    """Return the hash of the imported parts that the first step must have read; None if it was not recorded."""
+    if "sources" not in _recorded(output):
+        return None
+    keys: list[str] = []
+    for folder in source_folders(output):
+        path = folder.path / "source.json"
+        state: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"parts": [["", ""]]}
+        keys += [key for _, key in state["parts"]]
+    return hash_of(keys)
+
+
 def _levels(output: Path) -> list[tuple[str, list[StepFolder]]]:
     """Return the import and each finished step with their folders."""
-    steps = [(step.path.name, [step]) for step in step_folders(output)]
-    sources = [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
-    return [("import", sources), *steps]
+    return [("import", source_folders(output)), *((step.path.name, [step]) for step in step_folders(output))]
 
 
 def counts_of(output: Path) -> list[StepCounts]:
     """Return the row counts of the import and of every finished step, in order."""
     (_, imported), *steps = _levels(output)
-    found = [StepCounts(step="import", sources={k: v for one in imported for k, v in count_rows(one).items()})]
+    found = [StepCounts(step="import", sources=count_rows(*imported))]
     for name, (folder,) in steps:
         document = json.loads(folder.summary.read_text(encoding="utf-8"))
         found.append(StepCounts(step=name, sources=document["sources"], seconds=document["seconds"]))

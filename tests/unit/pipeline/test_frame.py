@@ -6,6 +6,7 @@ Also how far labelled problems came in a run, step by step.
 from __future__ import annotations
 
 import errno
+import json
 import multiprocessing
 import re
 import signal
@@ -112,6 +113,36 @@ def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
     assert not [name for name in run.files() if name.startswith("01-clean") and "/b." in name]
     (left,) = [one for one in counts_of(run.output) if one.step != "import"]
     assert (left.step, list(left.sources)) == ("01-clean", ["a"])
+
+
+def test_steps_and_sources_of_an_earlier_pipeline_in_the_folder_are_of_another_run(
+    pipeline: dict[str, Any], run: Any
+) -> None:
+    run(pipeline)
+    clean, dedup, _ = pipeline["steps"]
+    run({"sources": pipeline["sources"][:1], "steps": [dedup, clean, {"use": "mix"}]})
+    steps = ["import", "01-dedup", "02-clean", "03-mix"]
+    assert [(one.step, list(one.sources)) for one in counts_of(run.output)] == [(step, ["a"]) for step in steps]
+    card = json.loads((run.output / "mixture" / "card.json").read_text())
+    assert [one["step"] for one in card["steps"]] == steps
+    # a step of the same name that read other rows
+    run({"sources": pipeline["sources"][1:]})
+    assert [(one.step, list(one.sources)) for one in counts_of(run.output)] == [("import", ["b"])]
+
+
+def test_rows_of_one_run_are_counted_together_and_never_taken_twice(
+    pipeline: dict[str, Any], run: Any, tmp_path: Path
+) -> None:
+    run({"sources": pipeline["sources"][:1]})
+    first, *others = sorted((run.output / "sources" / "a" / "kept").glob("*.parquet"))
+    again = type(run)(tmp_path)
+    again.output = tmp_path / "again"
+    sources: list[dict[str, Any]] = [{"name": "x", "path": str(first)}, {"name": "y", "path": [*map(str, others)]}]
+    again({"sources": sources})
+    assert counts_of(again.output)[0].sources == {"a": {"in": 10, "kept": 10, "dropped": {}}}
+    sources[1]["path"].append(str(first))
+    with pytest.raises(ValueError, match=r"the sources 'x' and 'y' both hold the row 'a/a-0'; take the rows"):
+        again({"sources": sources, "steps": pipeline["steps"]})
 
 
 class Workers(Told):

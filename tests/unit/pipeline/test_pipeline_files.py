@@ -135,6 +135,15 @@ def test_a_pipeline_stops_after_a_step_and_another_run_takes_the_rows_of_its_las
     again = ["dedup", "--input", str(output), "--output", str(tmp_path / "again"), "--set", 'settings.stages=["exact"]']
     assert data_app(again, result_action="return_value") == 0
     assert counts(tmp_path / "again")[0][1] == 2
+    # the last step of the run as it is now: cleaning, in a folder whose name is a pattern
+    text = pipeline.read_text()
+    pipeline.write_text(text[: text.index('[[steps]]\nuse = "dedup"')] + '[[steps]]\nuse = "clean"\n')
+    output.rename(output := tmp_path / "run [1]")
+    assert data_app(["build", str(pipeline), "--output", str(output)], result_action="return_value") == 0
+    assert counts(output) == [("import", 4), ("01-clean", 3)]
+    again[2], again[4] = str(output), str(tmp_path / "third")
+    assert data_app(again, result_action="return_value") == 0
+    assert counts(tmp_path / "third")[0][1] == 3
 
 
 @pytest.fixture

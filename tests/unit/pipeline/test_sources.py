@@ -94,6 +94,20 @@ def test_subsets_and_years_that_are_not_asked_for_are_counted(write_rows: Callab
     ]
 
 
+def test_rows_of_another_run_that_are_not_asked_for_are_left_out(write_rows: Callable[..., Path], run: Any) -> None:
+    rows = [{"problem": f"{number} + 3?", "answer": str(number + 3), "level": number} for number in range(3)]
+    run({"sources": [{"name": "own", "path": str(write_rows("r.jsonl", rows))}]})
+    (part,) = (run.output / "sources" / "own" / "kept").glob("*.parquet")
+    run({"sources": [{"name": "some", "path": str(part), "only": {"level": ["1", "2"]}}]})
+    assert [entry.level for entry in run.kept("sources/some")] == [1, 2]
+
+
+def test_a_path_with_brackets_is_a_file_before_it_is_a_pattern(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "set [v2].jsonl").write_text('{"problem": "2 + 3?", "answer": "5"}\n')
+    run({"sources": [{"name": "own", "path": "set [v2].jsonl"}]})
+    assert len(run.kept("sources/own")) == 1
+
+
 def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, run: Any) -> None:
     good = json.dumps({"problem": "2 + 3?", "answer": "5"}).encode()
     lines = [
