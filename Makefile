@@ -116,6 +116,7 @@ bench: setup-dev
 	$(BIN)/python -m benchmarks.speed.learner_speed --tune
 	$(BIN)/python -m benchmarks.speed.learner_speed --repetitions $(REPETITIONS)
 	$(BIN)/python -m benchmarks.speed.head_speed
+	$(BIN)/python -m benchmarks.speed.exact_cost --repetitions $(REPETITIONS)
 	$(BIN)/python -m benchmarks.speed.step_parts
 	$(BIN)/python -m benchmarks.verifiers.code_verifier speed
 	$(BIN)/python -m benchmarks.verifiers.code_verifier parts

@@ -61,7 +61,7 @@ CONTROLS = Controls(clip_low=0.2, clip_high=0.28, temperature=1.0, learning_rate
 class Ours:
     """The learner as the training loop uses it."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, exact: bool = False) -> None:
         loaded = load_policy(model_folder(case.model), dtype="float32")
         self.responses = case.responses()
         self.batch = TrainBatch.of(samples_of(self.responses))
@@ -70,7 +70,9 @@ class Ours:
             LearnerSettings(
                 algorithm=AlgorithmConfig(loss="dapo"),
                 optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),
-                model=ModelConfig(dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=512),
+                model=ModelConfig(
+                    dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=512, exact=exact
+                ),
             ),
         )
 

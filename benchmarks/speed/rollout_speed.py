@@ -110,10 +110,10 @@ QUICK = (
 class Ours:
     """The engine as the training loop uses it."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, exact: bool = False) -> None:
         loaded = load_policy(model_folder(case.model), dtype=case.dtype)
         self.case, self.model = case, loaded.model
-        self._engine = speed_engine(loaded.model, case.rows, loaded.max_context)
+        self._engine = speed_engine(loaded.model, case.rows, loaded.max_context, exact=exact)
 
     def __call__(self, limit: int | None = None) -> NDArray[np.int64]:
         """Generate and return the lengths. ``limit`` truncates every response."""

@@ -151,6 +151,7 @@ def _found() -> ctypes.CDLL | str:
         "adamw": "pppppifddddddt",
         "add_widened": "ppit",
         "attend": "tppippiippippippiipppiiift",
+        "attend_exactly": "tppppp" + "iiiii" + "ft",
         "attend_row": "pp" + 3 * "pii" + "ppiiiift",
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
         "gated": "pppiiit",
@@ -414,3 +415,28 @@ class DecodeKernel:
             heads // k.shape[1], dim, scaling, self._threads,
         )  # fmt: skip
         return out
+
+
+def attend_exactly(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+    """Attend causally with the bits that `DecodeKernel` has for each token.
+
+    Args:
+        query: bfloat16 or float32 ``[rows, width, heads, dim]``, of the last keys.
+        key, value: ``[rows, keys, kv_heads, dim]``, from the start of each sequence.
+        scaling: Factor on the scores.
+
+    Returns:
+        ``[rows, width, heads, dim]``, and float32 log-sums of the softmax, ``[rows, heads, width]``.
+    """
+    rows, width, heads, dim = query.shape
+    keys, kv_heads = key.shape[1:3]
+    # [rows, kv_heads, width, heads of each, dim], and [rows, kv_heads, keys, dim]
+    q = query.unflatten(2, (kv_heads, -1)).transpose(1, 2).contiguous()
+    k, v = (x.transpose(1, 2).contiguous() for x in (key, value))
+    out, log_sums = torch.empty_like(q), torch.empty(q.shape[:-1])
+    addresses = (x.data_ptr() for x in (out, log_sums, q, k, v))
+    kernels().attend_exactly(
+        query.dtype == torch.float32, *addresses, rows * kv_heads, width, keys, heads // kv_heads, dim, scaling,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return out.transpose(1, 2).flatten(2, 3), log_sums.transpose(2, 3).flatten(1, 2)

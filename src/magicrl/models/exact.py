@@ -2,9 +2,10 @@
 
 A number may differ between sampler and learner for four reasons, and this module removes each one. Products of few rows
 use other kernels, so rows are padded to a multiple of `ROWS`. Attention adds over as many keys as a batch happens to
-have, so it adds over blocks of `BLOCK` keys here, counted from the start of each sequence and in order. Functions such
-as torch's SiLU compute the last values of a tensor differently from the others, so `silu` consists of operations that
-do not. The sum of a single row is spread over threads, which `row_sums` avoids.
+have, so it adds over blocks of `BLOCK` keys here, counted from the start of each sequence and in order: by one kernel
+on both sides where there are `cpu_kernels`, else by torch. Functions such as torch's SiLU compute the last values of a
+tensor differently from the others, so `silu` consists of operations that do not. The sum of a single row is spread over
+threads, which `row_sums` avoids.
 
 torch does not guarantee these properties of its kernels. `use_exact` measures them, on the model's own weights.
 """
@@ -16,6 +17,8 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from magicrl.models import cpu_kernels
 
 ROWS = 16
 """Rows of a product are padded to a multiple of this."""
@@ -110,6 +113,11 @@ class _ExactAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        ctx.scaling = scaling
+        if cpu_kernels.decodes(query.dtype, query.device, query.shape[3]):
+            out, log_sums = cpu_kernels.attend_exactly(query, key, value, scaling)
+            ctx.save_for_backward(query, key, value, out, log_sums)
+            return out
         width, heads, kv_heads = query.shape[1], query.shape[2], key.shape[2]
         q = _heads_first(query.unflatten(2, (kv_heads, -1)), ROWS)
         k, v = (_heads_first(x[:, :, :, None], BLOCK).flatten(1, 2) for x in (key, value))
@@ -120,7 +128,6 @@ class _ExactAttention(torch.autograd.Function):
         )
         assert out.shape[2] == heads
         ctx.save_for_backward(query, key, value, out, logs[..., 0].transpose(1, 2))
-        ctx.scaling = scaling
         return out
 
     @staticmethod

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicrl.models.attention import PLAIN, ScoreRules
+from magicrl.models.cpu_kernels import DecodeKernel, decodes
 from magicrl.models.exact import BLOCK, add_block, block_weights, least_rows, rounded_up
 from magicrl.models.kv_cache import BlockStore, Integers, KeyBlock, SlotCache, indexable
 
@@ -35,6 +36,13 @@ class ExactDecodeAttention:
         whole = prompt_lengths // BLOCK * BLOCK
         held = prompt_lengths - whole + response_lengths
         self._cache, self._rows = cache, len(owners)
+        # Responses that start: where the rest of their prompt is.
+        starting = np.flatnonzero((response_lengths == 0) & (prompt_lengths > whole))
+        self._tails = [(place, rows, owners[rows]) for place, rows in _by(whole[starting], starting)]
+        self._kernel = None
+        if decodes(cache.shape.dtype, cache.device, cache.shape.head_dim):
+            self._kernel = DecodeKernel(owners, whole, held)
+            return
         self._wide = torch.promote_types(cache.shape.dtype, torch.float32)
         self._sharing = cache.sharing(owners)
         self._prompts = self._blocks(cache.prompts, whole, 0)
@@ -46,9 +54,6 @@ class ExactDecodeAttention:
             (block, rows, held[rows] % cache.responses.width)
             for block, rows in _by(held // cache.responses.width, np.arange(self._rows))
         ]
-        # Responses that start: where the rest of their prompt is.
-        starting = np.flatnonzero((response_lengths == 0) & (prompt_lengths > whole))
-        self._tails = [(place, rows, owners[rows]) for place, rows in _by(whole[starting], starting)]
 
     def _blocks(self, store: BlockStore, lengths: Integers, begin: int) -> list[KeyBlock]:
         """Return the blocks of the store up to the longest of ``lengths``, each for the rows up to the last that
@@ -76,6 +81,9 @@ class ExactDecodeAttention:
         """Attend as `magicrl.models.packing.AttentionContext` does."""
         assert rules.exact, "exact decoding needs exact layers"
         prompts, responses = self._cache.prompts, self._cache.responses
+        self._copy_tails(layer)
+        if self._kernel is not None:
+            return self._kernel(query, key, value, prompts.addressed(layer), responses.addressed(layer), scaling)
         self._write(layer, key, value)
         kv_heads = key.shape[1]
         q = query[0].transpose(0, 1).unflatten(1, (kv_heads, -1))  # [n, kv_heads, heads of each, dim]
@@ -128,20 +136,21 @@ class ExactDecodeAttention:
         used = block.columns.stop - block.columns.start
         return stored[block.index][:places, :, :used].flatten(0, 1)
 
-    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def _copy_tails(self, layer: int) -> None:
         prompts, responses = self._cache.prompts, self._cache.responses
-        for store, source, new in (
-            (responses.keys[layer], prompts.keys[layer], key),
-            (responses.values[layer], prompts.values[layer], value),
-        ):
+        for stored, source in ((responses.keys, prompts.keys), (responses.values, prompts.values)):
             for place, rows, owners in self._tails:
                 block, start = divmod(place, prompts.width)
                 # The whole block is copied: entries after the end of the prompt are overwritten before they are read.
-                whole = indexable(source[block])[owners, :, start : start + BLOCK]
-                indexable(store[0])[rows, :, :BLOCK] = whole
+                whole = indexable(source[layer][block])[owners, :, start : start + BLOCK]
+                indexable(stored[layer][0])[rows, :, :BLOCK] = whole
+
+    def _write(self, layer: int, key: Tensor, value: Tensor) -> None:
+        responses = self._cache.responses
+        for stored, new in ((responses.keys[layer], key), (responses.values[layer], value)):
             by_row = indexable(new[0].transpose(0, 1))
             for block, rows, offsets in self._ends:
-                indexable(store[block])[rows, :, offsets] = by_row[rows]
+                indexable(stored[block])[rows, :, offsets] = by_row[rows]
 
 
 def _by(values: Integers, rows: Integers) -> list[tuple[int, Integers]]:

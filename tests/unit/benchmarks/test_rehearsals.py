@@ -56,6 +56,12 @@ def test_the_head_beside_other_formulations(tmp_path: Path) -> None:
     assert {"magicrl", "naive", "verl"} <= case["sides"].keys()
 
 
+def test_the_cost_of_exact_mode(tmp_path: Path) -> None:
+    (case,) = rehearsed(tmp_path, "exact_cost", "--quick", "--repetitions", "1").values()
+    for part in ("decode", "update"):
+        assert case[part]["ratio"] == pytest.approx(case[part]["exact_s"] / case[part]["plain_s"], rel=1e-3)
+
+
 def test_own_kernels_beside_torch(tmp_path: Path) -> None:
     for case in rehearsed(tmp_path, "decode_kernels", "--quick", "--repetitions", "1").values():
         assert case["times_faster"]["cpu_one_thread"] > 0

@@ -1,4 +1,6 @@
-// Attention of a decoding step: one new token for each row, over the blocks of a cache, in bfloat16 or float32.
+// Attention of a decoding step: one new token for each row, over the blocks of a cache, in bfloat16 or float32. Each query
+// meets its keys chunk by chunk, with the same operations whatever is computed beside it. Whole sequences do the same, so
+// that exact mode has equal bits in both.
 
 #include "vectors.h"
 
@@ -6,6 +8,7 @@ namespace {
 
 constexpr int CHUNK = 64;  // keys whose scores stand in the table at once
 constexpr int TILE = 4;    // queries that meet them together
+constexpr int BLOCK = 32;  // positions of a sequence whose queries are computed together
 
 // Queries that meet keys chunk by chunk: what they have seen so far, as an online softmax keeps it.
 template <class T>
@@ -210,6 +213,49 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
               queries.write(place(head, i) + int(j), (T*)out + (offset * group + j) * dim);
           }
       }
+    }
+  };
+  if (wide) run(float());
+  else run(bf16());
+}
+
+// Causal attention of whole sequences, with the bits that `attend` has for each of their tokens. The queries are those of
+// the last `width` keys: q and out [sequences, width, group, dim], k and v [sequences, keys, dim], log_sums
+// [sequences, width, group] of the softmax.
+void attend_exactly(int wide, void* out, float* log_sums, const void* q, const void* k, const void* v,
+                    int64_t sequences, int64_t width, int64_t keys, int64_t group, int64_t dim, float scale, int threads) {
+  const auto run = [&](auto number) {
+    using T = decltype(number);
+    const int64_t first = keys - width, blocks = (width + BLOCK - 1) / BLOCK;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+      Queries<T> queries(int(BLOCK * group), int(dim), scale);
+#pragma omp for collapse(2) schedule(dynamic)
+      for (int64_t sequence = 0; sequence < sequences; ++sequence)
+        for (int64_t block = 0; block < blocks; ++block) {
+          const int64_t begin = block * BLOCK, end = std::min(width, begin + BLOCK), count = (end - begin) * group;
+          const int64_t place = (sequence * width + begin) * group;
+          queries.begin();
+          std::memcpy(queries.q.data(), (const T*)q + place * dim, count * dim * sizeof(T));
+          for (int64_t at = 0; at < first + end; at += CHUNK) {
+            const int64_t start = (sequence * keys + at) * dim;
+            const int whole = int(std::min(int64_t(CHUNK), keys - at));
+            queries.turn((const T*)k + start, (const T*)v + start, whole);
+            queries.next = queries.behind = nullptr;
+            int query = 0;
+            for (; query < count; ++query) {  // those that do not see the whole chunk
+              const int seen = int(first + begin + query / group + 1 - at);
+              if (seen >= whole) break;
+              if (seen > 0) queries.template tile<1>(query, (const T*)v + start, seen);
+            }
+            for (; query + TILE <= count; query += TILE) queries.template tile<TILE>(query, (const T*)v + start, whole);
+            for (; query < count; ++query) queries.template tile<1>(query, (const T*)v + start, whole);
+          }
+          for (int query = 0; query < count; ++query) {
+            queries.write(query, (T*)out + (place + query) * dim);
+            log_sums[place + query] = queries.most[query] + std::log(queries.total[query]);
+          }
+        }
     }
   };
   if (wide) run(float());
