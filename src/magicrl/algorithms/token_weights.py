@@ -152,7 +152,8 @@ def response_weights(
     assert int(lengths.sum()) == num_loss_tokens, f"lengths sum to {int(lengths.sum())}, not to T_k = {num_loss_tokens}"
     if num_loss_tokens == 0:
         raise ValueError("a mini-batch without loss tokens has no loss; skip it")
-    weights = reducer(ReducerInputs(lengths, group_index_N, num_loss_tokens, max_tokens)).to(torch.float64)
+    given = ReducerInputs(lengths, group_index_N, num_loss_tokens, max_tokens)
+    weights = torch.as_tensor(reducer(given), dtype=torch.float64)
     if weights.shape != lengths.shape or not bool(weights.isfinite().all()):
         raise ValueError(f"a reducer must return {len(lengths)} finite weights, one per response; got {weights}")
     return weights
@@ -294,7 +295,12 @@ def correction_weights(correction: Correction, inputs: CorrectionInputs) -> Tens
     They apply in synchronous mode too, where kernels and precision still differ.
 
     Raises:
-        ValueError: ``m2po`` has no mask.
+        ValueError: ``m2po`` has no mask, or the correction did not return one weight per token.
     """
-    weights = correction.weights(inputs._replace(old_logprobs=inputs.old_logprobs.detach()))
+    weights = cast(Any, correction.weights(inputs._replace(old_logprobs=inputs.old_logprobs.detach())))
+    shape = inputs.old_logprobs.shape
+    # Another shape would be broadcast: a column of weights mixes all tokens with each other.
+    if not isinstance(weights, Tensor) or weights.shape != shape:
+        got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
+        raise ValueError(f"correction {correction.name!r} must return a tensor of shape {tuple(shape)}; got {got}")
     return weights if inputs.policy_mask is None else torch.where(inputs.policy_mask, weights, 0.0)

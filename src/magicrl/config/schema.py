@@ -349,11 +349,14 @@ class TrainConfig(Section):
                 "teacher.model with [cluster]: no process of the cluster holds the teacher; serve it with vLLM and set "
                 "teacher.server"
             )
-        if teacher.server is not None and self.rollout.temperature != 1.0:
-            raise ValueError(
-                f"teacher.server with rollout.temperature = {self.rollout.temperature:g}: a server returns log-probs "
-                "of temperature 1; set rollout.temperature = 1, or use teacher.model without a server"
-            )
+        for number, stage in enumerate(self.stages):
+            own, common = stage.temperature, self.rollout.temperature
+            if teacher.server is not None and (common if own is None else own) != 1.0:
+                name = "rollout" if own is None else f"stages.{number}"
+                raise ValueError(
+                    f"teacher.server with {name}.temperature = {common if own is None else own:g}: a server returns "
+                    f"log-probs of temperature 1; set {name}.temperature = 1, or use teacher.model without a server"
+                )
         return self
 
     @model_validator(mode="after")

@@ -11,8 +11,10 @@ A reference of kind ``environment`` names a class (or function) that is called w
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import Any, Protocol, cast
 
 from magicrl.records import Problem, Verdict
@@ -88,15 +90,22 @@ def environment_spec(reference: str) -> EnvironmentSpec:
     lacking = [method for method in ("reset", "step") if not hasattr(found, method)]
     if isinstance(found, type) and lacking:
         raise ValueError(f"{name} has no {' and no '.join(lacking)}; see magicrl.environments.base.Environment")
+    awaited = [method for method in ("reset", "step") if inspect.iscoroutinefunction(getattr(found, method, None))]
+    if awaited:
+        raise ValueError(f"{name}: {' and '.join(awaited)} must not be async; use asyncio.run inside")
     try:
         inspect.signature(found).bind()
     except TypeError as error:
         raise ValueError(f"{name} is called without arguments for every episode: {error}") from None
-    tools, limit = tuple(getattr(found, "tools", ())), getattr(found, "time_limit", None)
+    tools, limit = tuple(getattr(found, "tools", None) or ()), getattr(found, "time_limit", None)
     if not all(isinstance(tool, Mapping) for tool in tools):
         raise ValueError(f"{name}: tools must be a list of JSON schemas (dicts), got {tools!r:.100}")
+    right_from = getattr(found, "right_from", 1.0)
+    for field_name, value in (("time_limit", 0 if limit is None else limit), ("right_from", right_from)):
+        # No reward is at least NaN: every answer would be wrong.
+        if not isinstance(value, Real) or math.isnan(value):
+            raise ValueError(f"{name}: {field_name} must be a number, got {value!r}")
     if limit is not None:
         check_seconds(f"{name}: time_limit", limit)
-    right_from = float(getattr(found, "right_from", 1.0))
     make = cast("Callable[[], Environment]", found)
-    return EnvironmentSpec(reference=reference, make=make, tools=tools, time_limit=limit, right_from=right_from)
+    return EnvironmentSpec(reference=reference, make=make, tools=tools, time_limit=limit, right_from=float(right_from))

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import TypeAdapter
 
 from magicrl.config.schema import EnvironmentConfig
@@ -266,15 +267,16 @@ def checked(step: Any) -> Step:
     given: Any = step.metrics
     for field_name, value, kind in (
         ("observation", step.observation, str),
-        ("done", step.done, bool),
+        ("done", step.done, bool | np.bool_),
         ("metrics", given, Mapping),
     ):
         if not isinstance(value, kind):
-            raise TypeError(f"{field_name} of a step must be {kind.__name__}, got {type(value).__name__}")
+            wanted = getattr(kind, "__name__", "bool")
+            raise TypeError(f"{field_name} of a step must be {wanted}, got {type(value).__name__}")
     if len(step.observation) > MAX_OBSERVATION:
         raise ValueError(f"an observation of {len(step.observation)} characters; give at most {MAX_OBSERVATION}")
     if step.reward is not None and not step.done:
         raise ValueError("a reward goes with the last step, where done is True")
     reward = None if step.reward is None else number("reward", step.reward)
     metrics = {str(name): number(str(name), value) for name, value in step.metrics.items()}
-    return dataclasses.replace(step, reward=reward, metrics=metrics)
+    return dataclasses.replace(step, done=bool(step.done), reward=reward, metrics=metrics)

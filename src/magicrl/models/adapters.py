@@ -43,6 +43,8 @@ _PLAIN: dict[str, Any] = {
     "layer_replication": None,
     "target_parameters": None,
 }
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+"""Initialisations of PEFT that also change the model's own weights, which a folder of adapters does not hold."""
 _ADAPTER = "default"
 _SEED = 0
 _HALVES = ("lora_A", "lora_B")
@@ -214,6 +216,13 @@ def check_adapters(folder: Path, config: LoraConfig, base: str) -> None:
     further = [name for name, value in _PLAIN.items() if (found.get(name) or None) not in (value or None, None)]
     if further:
         raise RecipeError(f"{folder} sets {', '.join(further)}; only plain LoRA can be trained", key="")
+    begun = str(found.get("init_lora_weights"))
+    if begun.startswith(_CHANGES_BASE):
+        raise RecipeError(
+            f"{folder} has init_lora_weights = {begun!r}, which changed the model's own weights as well; convert the "
+            "adapters to plain LoRA: save_pretrained(folder, path_initial_model_for_weight_conversion=...) of PEFT",
+            key="",
+        )
     of = str(found.get("base_model_name_or_path") or "")
     if of and base and Path(of).name != Path(base).name:
         raise RecipeError(

@@ -263,3 +263,12 @@ class ReplayEngine(RolloutEngine):
                 f"draw {draw} was recorded with a response of {longest} tokens, max_tokens is now "
                 f"{request.sampling.max_tokens}; replay with the recorded run's stages"
             )
+        # With a longer T the engine would have continued a truncated response. An episode also ends at its last turn.
+        if request.sampling.max_tokens > recorded.sampling.max_tokens and any(
+            completion.truncated and completion.num_sampled >= recorded.sampling.max_tokens
+            for completion in group.completions
+        ):
+            raise ValueError(
+                f"draw {draw} was recorded with a response truncated at {recorded.sampling.max_tokens} tokens, "
+                f"max_tokens is now {request.sampling.max_tokens}; replay with the recorded run's stages"
+            )

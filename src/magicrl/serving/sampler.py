@@ -96,6 +96,7 @@ class Sampler:
         number, _ = self._source(name)
         further = [key for key in (*_FURTHER, "prompt_logprobs_last_n") if request.get(key)]
         params, chunks = request["sampling_params"], request["prompt"]["chunks"]
+        limit = params.get("max_tokens")
         further += [key for key, off in (("top_k", -1), ("top_p", 1)) if params.get(key, off) != off]
         further += ["image or audio chunks"] * any(chunk.get("type") != "encoded_text" for chunk in chunks)
         stop = params.get("stop")
@@ -111,7 +112,7 @@ class Sampler:
             group_size=request.get("num_samples", 1),
             sampling=SamplingParams(
                 temperature=params.get("temperature", 1.0),
-                max_tokens=params.get("max_tokens") or max(1, self.max_context - len(tokens)),
+                max_tokens=max(1, self.max_context - len(tokens)) if limit is None else limit,
                 seed=self._seed if seed is None else seed,
             ),
         )

@@ -351,7 +351,10 @@ class TinkerServer:
                 self._sampler.open(sampler, trainer.weights())
                 return {"type": "save_weights_for_sampler", "sampling_session_id": sampler}
             place = f"tinker://{request['model_id']}/sampler_weights/{request['path']}"
-            trainer.save_model(self._folder(place, "sampler_weights"))
+            folder = self._folder(place, "sampler_weights")
+            if folder.exists():  # earlier samplers read their weights there
+                raise ValueError(f"{place} exists, and its samplers keep its weights; choose another name")
+            trainer.save_model(folder)
             return {"type": "save_weights_for_sampler", "path": place}
 
         return self._train(request, save)

@@ -171,6 +171,10 @@ KEEP = "algorithm.reject_zero_advantage=false"
             ("teacher={server = 'http://localhost:1/v1'}", KEEP, "rollout.temperature=0.7"),
             "set rollout.temperature = 1",
         ),
+        (
+            ("teacher={server = 'http://localhost:1/v1'}", KEEP, "stages.0.temperature=0.7"),
+            "set stages.0.temperature = 1",
+        ),
     ],
 )
 def test_settings_that_do_not_fit(toy_recipe: Path, settings: tuple[str, ...], error: str) -> None:

@@ -23,6 +23,7 @@ from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, k3, loss_term
 from magicrl.algorithms.losses import LOSSES, LossRow, Surrogate, binary_kl, binary_tv, loss_row, unclipped_ratio
 from magicrl.algorithms.token_weights import (
     M2PO,
+    Correction,
     CorrectionInputs,
     constant,
     correction_of,
@@ -368,6 +369,11 @@ def test_the_correction_multiplies_the_policy_term_only():
 def test_correction_errors():
     with pytest.raises(ValueError, match="'is'"):
         correction_weights(correction_of("is"), CorrectionInputs(torch.zeros(1), torch.zeros(1), 2.0))
+    inputs = CorrectionInputs(torch.zeros(3), torch.zeros(3), 2.0)
+    for returned, got in ((torch.ones(3, 1), r"\(3, 1\)"), (torch.tensor(2.0), r"\(\)"), ([1.0, 1.0, 1.0], "list")):
+        own = Correction(name="own", weights=lambda _, returned=returned: returned)  # type: ignore[arg-type, misc]
+        with pytest.raises(ValueError, match=rf"'own' must return a tensor of shape \(3,\); got {got}"):
+            correction_weights(own, inputs)
 
 
 FOUR_LENGTHS = torch.tensor([3, 5, 4, 2])

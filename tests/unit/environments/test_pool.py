@@ -21,6 +21,7 @@ from magicrl_verifiers.workers import WorkerRefusal
 
 CODE = """
     import os, random, time
+    import numpy
     from magicrl.environments.base import Step
 
     class Counter:
@@ -51,11 +52,22 @@ CODE = """
                 return Step(observation="x" * 10**9)
             if text == "number":
                 return Step(observation=7)
+            if text == "numpy":
+                return Step(done=numpy.bool_(True), reward=1.0)
             if text == "metric":
                 return Step(done=True, reward=1.0, metrics={"distance": float("inf")})
             if text == "end":
                 return Step(done=True, reward=total / 10, metrics={"turns": len(self.turns)})
             return Step(observation=f"{total} {os.getpid() if text == 'pid' else ''}")
+
+    class Unsure(Counter):
+        right_from = float("nan")
+
+    class Wordy(Counter):
+        time_limit = "5"
+
+    class Awaited(Counter):
+        async def step(self, text): ...
 
     class Living:
         number = 0
@@ -159,6 +171,11 @@ def test_which_reward_is_right_is_the_environments_own(code: Path) -> None:
     assert spec.verdict(Step(done=True)) is None, "without a reward the problem's verifier judges"
 
 
+def test_the_end_of_an_episode_may_be_numpys(pool: EnvironmentPool, code: Path) -> None:
+    play = pool.begin(problem("p", environment=f"{code}:Counter"))
+    assert pool.steps([(play, "numpy")]) == [Step(done=True, reward=1.0)]
+
+
 def test_a_worker_that_is_killed_is_replaced(pool: EnvironmentPool, code: Path) -> None:
     play = pool.begin(problem("p", "12", environment=f"{code}:Counter"))
     pool.steps([(play, "a")])
@@ -182,6 +199,9 @@ def test_what_is_not_repeatable_is_not_judged(pool: EnvironmentPool, code: Path)
         ("Half", "has no step"),
         ("os", "is no class or function but module"),
         ("Count", "did you mean 'Counter'"),
+        ("Unsure", "right_from must be a number, got nan"),
+        ("Wordy", "time_limit must be a number, got '5'"),
+        ("Awaited", "step must not be async"),
     ],
 )
 def test_what_is_no_environment(code: Path, name: str, words: str) -> None:

@@ -95,6 +95,8 @@ def test_training_goes_on_from_a_folder_of_adapters(trained: tuple[Any, Path]) -
         (LORA, {"use_dora": True}, "use_dora"),
         (LORA, {"rank_pattern": {"q_proj": 8}}, "rank_pattern"),
         (LORA, {"peft_type": "IA3"}, "IA3 adapters"),
+        (LORA, {"init_lora_weights": "pissa_niter_16"}, "changed the model's own weights"),
+        (LORA, {"init_lora_weights": "olora"}, "changed the model's own weights"),
     ],
 )
 def test_other_adapters_are_refused_by_name(

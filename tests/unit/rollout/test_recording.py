@@ -212,6 +212,7 @@ def test_replay_refuses_another_run() -> None:
         (replace(asked, group_size=2), "group size 3, but the request has 2"),
         (replace(asked, sampling=replace(sampling, temperature=1.0)), "temperature 0.6"),
         (replace(asked, sampling=replace(sampling, max_tokens=4)), "5 tokens, max_tokens is now 4"),
+        (replace(asked, sampling=replace(sampling, max_tokens=6)), "truncated at 5 tokens, max_tokens is now 6"),
     ):
         with pytest.raises(ValueError, match=message):
             engine.submit([asked, changed])

@@ -134,6 +134,7 @@ def test_seeds_stops_and_lengths_of_samples(client: Any, model: str) -> None:
         ({"topk_prompt_logprobs": 2}, "this server has no topk_prompt_logprobs"),
         ({"sampling_session_id": "x"}, "sampler x has no weights here"),
         ({"sampling_params": {"temperature": -1.0}}, "temperature must be >= 0, got -1.0"),
+        ({"sampling_params": {"max_tokens": 0}}, "max_tokens must be >= 1, got 0"),
         ({"prompt": {"chunks": [{"type": "image", "data": ""}]}}, "this server has no image or audio chunks"),
         ({"seq_id": None, "num_samples": 1, "prompt": {}}, "the request lacks 'chunks'"),
     ],
@@ -168,6 +169,20 @@ def test_the_weights_of_old_samplers_are_dropped(client: Any) -> None:
     assert samplers[1].sample(prompt, 1, params).result()
     with pytest.raises(tinker.BadRequestError, match="the server keeps those of the last 4 samplers without a name"):
         samplers[0].sample(prompt, 1, params).result()
+
+
+def test_the_weights_of_a_named_sampler_are_not_replaced(client: Any) -> None:
+    trained = training(client)
+    saved = trained.save_weights_for_sampler("named").result().path
+    sampler = client.create_sampling_client(model_path=saved).result()
+    prompt, params = types.ModelInput.from_ints(PROMPT), types.SamplingParams(max_tokens=6, seed=1)
+    before = sampler.sample(prompt, 1, params).result().sequences[0].logprobs
+    learn(trained, 2)
+    with pytest.raises(tinker.RequestFailedError, match="sampler_weights/named exists"):
+        trained.save_weights_for_sampler("named").result()
+    trained.save_weights_for_sampler("other").result()
+    client.create_sampling_client(base_model="org/tiny").result().sample(prompt, 1, params).result()
+    assert sampler.sample(prompt, 1, params).result().sequences[0].logprobs == before
 
 
 def test_errors_reach_the_client_and_training_goes_on(client: Any) -> None:
