@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import re
 import subprocess
 import sys
@@ -248,8 +249,10 @@ def test_plans_are_those_of_the_command(capsys: pytest.CaptureFixture[str]) -> N
     within = magicrl.plan("smollm2", gpu="cpu-2core", hours=hours)["steps_in_budget"]
     assert within == pytest.approx(first["steps"] + second["steps"] / 2, abs=1)
     assert magicrl.plan("smollm2", gpu="H100-80G", gpus=2, staleness=1)["staleness"] == 1
-    with pytest.raises(ValueError, match="hours must be above 0, got 0"):
+    with pytest.raises(ValueError, match="hours must be above 0 and finite, got 0"):
         magicrl.plan("smollm2", gpu="cpu-2core", hours=0)
+    with pytest.raises(ValueError, match="hours must be above 0 and finite, got inf"):
+        magicrl.plan("smollm2", gpu="cpu-2core", hours=math.inf)
 
 
 def test_folders_that_are_no_runs(tmp_path: Path) -> None:

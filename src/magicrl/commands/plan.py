@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json as json_text
+import math
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -95,8 +96,8 @@ def plan(
     from magicrl.planning.workload import read_measured
 
     for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be above 0, got {value:g}")
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be above 0 and finite, got {value:g}")
     options = Options(
         gpus=gpus,
         staleness=staleness,

@@ -235,6 +235,10 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
         separator = max(",;\t", key=head.count)
         table = csv.DictReader(text, strict=True, delimiter=separator)
         try:
+            names = [name for name in table.fieldnames or () if name]
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{path}: two columns are called {twice!r}; rename one of them")
             for index, record in enumerate(table):
                 where = f"{path}, line {table.line_num}"
                 if None in record or None in record.values():

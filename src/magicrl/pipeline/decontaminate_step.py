@@ -311,6 +311,7 @@ class Decontaminate(PipelineStep[DecontaminateStep]):
     """Searches all statements for test problems first, then drops rows by id."""
 
     use = "decontaminate"
+    version = 2
 
     def identity(self, context: Context) -> Any:
         against = {name: hash_of([part.key for part in parts]) for name, parts in self._references(context)}

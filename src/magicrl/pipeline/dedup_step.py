@@ -24,7 +24,7 @@ from magicrl.files import whole_file, write_atomically
 from magicrl.pipeline.canonical import canonical_text
 from magicrl.pipeline.disguise import keys_of, problem_of
 from magicrl.pipeline.embedders import Embedder, Matrix, make_embedder
-from magicrl.pipeline.entry import Document
+from magicrl.pipeline.entry import Document, statement_of
 from magicrl.pipeline.frame import Context, Drop, PipelineStep, write_drops
 from magicrl.pipeline.guard import are_different, number_key
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
@@ -399,13 +399,14 @@ class _Search:
             np.save(file, values)
 
 
-_COLUMNS = ["id", "problem", "solutions", "reward_model", "notes"]
+_COLUMNS = ["id", "prompt", "problem", "solutions", "reward_model", "notes"]
 
 
 class Dedup(PipelineStep[DedupStep]):
     """Compares all statements first, then drops rows by id."""
 
     use = "dedup"
+    version = 2
 
     def identity(self, context: Context) -> Any:
         return {"scope": self._settings.scope, **self._settings.settings.model_dump(mode="json")}
@@ -441,4 +442,4 @@ def documents(parts: Iterable[Part]) -> Iterator[Document]:
             notes: dict[str, Any] = json.loads(row["notes"]) if row["notes"] else {}
             checked = bool(notes.get("answer_agrees") or notes.get("reference_passes"))
             quality = (float(checked), float(bool(row["solutions"])), float(len(row["reward_model"]["ground_truth"])))
-            yield Document(row["id"], row["problem"], quality)
+            yield Document(row["id"], statement_of(row), quality)

@@ -94,7 +94,9 @@ def row_of(entry: Entry) -> dict[str, Any]:
         "solutions": list(entry.solutions),
         "level": entry.level,
         "where": entry.where,
-        "notes": json.dumps(dict(entry.notes), ensure_ascii=False, sort_keys=True) if entry.notes else None,
+        "notes": json.dumps(dict(entry.notes), ensure_ascii=False, sort_keys=True, default=str)
+        if entry.notes
+        else None,
     }
 
 
@@ -118,6 +120,14 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
         difficulty=dict(extra["model_difficulty"] or ()),
         notes=json.loads(row["notes"]) if row["notes"] else {},
     )
+
+
+def statement_of(row: Mapping[str, Any]) -> str:
+    """Return what a row of ``SCHEMA`` asks: earlier turns of its conversation, without a system message, and the
+    statement. Only columns ``prompt`` and ``problem`` are read.
+    """
+    earlier = [turn["content"] for turn in row["prompt"][:-1] if turn["role"] != "system"]
+    return "\n\n".join([*earlier, row["problem"]])
 
 
 def is_entry(record: Mapping[str, Any]) -> bool:

@@ -129,11 +129,14 @@ class EntryReader:
             raise NotWanted(f"{column} {record[column]} is not before {before.value}")
 
 
-def check_text(entry: Entry) -> None:
-    r"""Raise ValueError for half a surrogate pair (``"\ud800"``), which JSON allows but UTF-8 does not.
+def check_fields(entry: Entry) -> None:
+    r"""Raise ValueError for what a part cannot hold: an integer beyond 64 bits, or half a surrogate pair.
 
-    Statement and reference answers were checked when they were read.
+    JSON allows ``"\ud800"``, but UTF-8 does not. Statement and reference answers were checked when they were read.
     """
+    for name, number in {"level": entry.level or 0, **entry.difficulty}.items():
+        if abs(number) >= 2**63:
+            raise ValueError(f"{entry.where}: {name} is {number}, which does not fit into 64 bits; correct it")
     notes = json.dumps(dict(entry.notes), ensure_ascii=False, default=str) if entry.notes else ""
     fields = {"id": (entry.id,), "data_source": (entry.data_source,), "solution": entry.solutions, "notes": (notes,)}
     for name, texts in fields.items():
@@ -209,7 +212,7 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
                 if isinstance(row, BadRow):
                     raise ValueError(row.reason)
                 entry = reader.entry(row, given)
-                check_text(entry)
+                check_fields(entry)
                 if entry.id in seen:
                     # ids of a source may be doubled; the pipeline drops rows by id
                     entry = replace(entry, id=f"{entry.id}#{row.index}")

@@ -13,7 +13,7 @@ from itertools import combinations
 from typing import Any
 
 from magicrl.files import write_atomically
-from magicrl.pipeline.entry import Document, Entry
+from magicrl.pipeline.entry import Document, Entry, statement_of
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, PipelineStep, by_entry
 from magicrl.pipeline.judge_votes import TEXTS, Judgement, judge_problems, votes_missing
 from magicrl.pipeline.parts import Part, StepFolder, read_part
@@ -33,6 +33,7 @@ class Judge(PipelineStep[JudgeStep]):
     """Collects all votes first, each stored so that it is requested only once, then drops rows by id."""
 
     use = "judge"
+    version = 2
 
     def identity(self, context: Context) -> Any:
         known = self._settings.settings.model_dump(mode="json", exclude={"judges": {"__all__": _FREE}})
@@ -42,8 +43,8 @@ class Judge(PipelineStep[JudgeStep]):
         settings = self._settings.settings
         total = sum(read_part(part.path, ["id"]).num_rows for part in parts)
         # shown before the first request, because votes cost money
-        missing = votes_missing(_problems(parts), settings, folder=folder.work)
-        length = sum(len(problem.text) for problem in _problems(parts)) / max(1, total)
+        missing = votes_missing(problems_of(parts), settings, folder=folder.work)
+        length = sum(len(problem.text) for problem in problems_of(parts)) / max(1, total)
         for name, cost in estimated_cost(settings, missing, length).items():
             context.watcher.note(
                 f"judge {name}: {cost['votes']} votes to ask for, {cost['prompt_tokens']} tokens in, at most "
@@ -52,7 +53,7 @@ class Judge(PipelineStep[JudgeStep]):
         lines: list[str] = []
 
         def judged() -> Iterator[Judgement]:
-            for judgement in judge_problems(_problems(parts), settings, folder=folder.work):
+            for judgement in judge_problems(problems_of(parts), settings, folder=folder.work):
                 # counts, and the reasons of the first vote against the problem
                 line: dict[str, Any] = {
                     name: getattr(judgement, name) for name in ("problem", "keep", "keeps", "valid")
@@ -92,10 +93,11 @@ class Judge(PipelineStep[JudgeStep]):
         context.watcher.note((folder.work / "judging.txt").read_text(encoding="utf-8").rstrip())
 
 
-def _problems(parts: Sequence[Part]) -> Iterator[Document]:
+def problems_of(parts: Sequence[Part]) -> Iterator[Document]:
+    """Yield what the judges read of each row."""
     for part in parts:
-        for row in read_part(part.path, ["id", "problem"]).to_pylist():
-            yield Document(id=row["id"], text=row["problem"])
+        for row in read_part(part.path, ["id", "prompt", "problem"]).to_pylist():
+            yield Document(id=row["id"], text=statement_of(row))
 
 
 def agreement(counts: Iterable[tuple[int, int]]) -> float | None:

@@ -97,9 +97,15 @@ class Mix(PipelineStep[MixStep]):
         """Store the rows that are not drawn, with the reason."""
         settings = self._settings
         drops: dict[str, Drop] = {}
+        labels = {source.label for source in self._config.sources}
+        seen: set[str] = set()
         eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
         for part in parts:
             table = read_part(part.path, ["id", "source", "extra_info"])
+            inside = set(table.column("source").unique().to_pylist())
+            seen |= inside
+            # rows of another run keep the names of its sources
+            labels -= {part.name.rpartition(".")[0]} - inside if inside else set()
             for row, difficulty in zip(table.select(["id", "source"]).to_pylist(), _difficulties(table), strict=True):
                 fault = self._outside(difficulty)
                 if fault is not None:
@@ -108,7 +114,7 @@ class Mix(PipelineStep[MixStep]):
                 # a hash, so that neither other rows nor their order affect the draw
                 order = hashlib.blake2b(f"{settings.seed}/{row['id']}".encode(), digest_size=12).digest()
                 eligible[row["source"]].append((order, row["id"]))
-        known = sorted({*eligible, *(source.label for source in self._config.sources)})
+        known = sorted(seen | labels)
         for key, names in (("caps", settings.caps), ("weights", settings.weights)):
             unknown = sorted(set(names) - set(known))
             if unknown:
@@ -171,14 +177,17 @@ def quotas_of(
         share = {
             source: weight / largest for source, weight in share.items()
         }  # a division by a tiny weight would overflow
-        scarcest = min((room[source] / weight for source, weight in share.items() if weight > 0), default=0.0)
+        # a cap of 0 leaves a source out, as a weight of 0 does
+        scarcest = min(
+            (room[source] / weight for source, weight in share.items() if weight and room[source]), default=0
+        )
         # 1e-9: 0.29 * 100 is 28.999999999999996, and 29 is meant
-        return {source: math.floor(scarcest * weight + 1e-9) for source, weight in share.items()}
+        return {source: math.floor(scarcest * weight + 1e-9) if room[source] else 0 for source, weight in share.items()}
     return _shared_out(room, share, size)
 
 
 def _shared_out(room: Mapping[str, int], share: Mapping[str, float], size: int) -> dict[str, int]:
-    """Divide ``size`` rows among the sources by weight. What a source cannot give, the others do."""
+    """Divide ``size`` rows among the sources by weight. The others make up for a source with too few rows."""
     quota = dict.fromkeys(room, 0)
     open_sources = {source for source in room if share[source] > 0 and room[source] > 0}
     left = min(size, sum(room[source] for source in open_sources))

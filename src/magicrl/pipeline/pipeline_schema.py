@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, ValidationInfo, field_validator, model_validator
 
 from magicrl.config.data_schema import FieldMapping, SourceName
 from magicrl.config.loader import load_config, shipped_table
@@ -454,7 +454,8 @@ class MixStep(StepSettings):
     size: int | None = Field(default=None, ge=1)  # number of problems; default: as many as caps and weights allow
     weights: dict[str, float] = Field(default_factory=dict[str, float])
     """Relative shares by source. Sources without a weight have 1. Default: all rows are taken."""
-    caps: dict[str, int] = Field(default_factory=dict[str, int])  # largest number of problems by source
+    caps: dict[str, NonNegativeInt] = Field(default_factory=dict[str, NonNegativeInt])
+    """Largest number of problems by source."""
     bands: tuple[Band, ...] = ()  # ranges of difficulty that a problem must be in
     seed: int = Field(default=0, ge=0)
     split_by_ability: bool = False

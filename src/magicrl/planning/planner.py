@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, floor
+from math import ceil, floor, inf
 
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.model_schema import LoraConfig
@@ -48,11 +48,13 @@ class Options:
     def __post_init__(self) -> None:
         if self.gpus < 1:
             raise ValueError(f"--gpus must be at least 1, got {self.gpus}")
+        if self.prompt is not None and self.prompt < 1:
+            raise ValueError(f"--prompt-tokens must be at least 1, got {self.prompt}")
         if self.staleness < 0:
             raise ValueError(f"--staleness must be 0 or more, got {self.staleness}")
         if self.measured is not None and self.mean_length is not None:
             raise ValueError("--mean-length and --lengths-from both give lengths: use one of them")
-        if self.other is not None and self.other < 0:
+        if self.other is not None and not 0 <= self.other < inf:
             raise ValueError(f"--other must be 0 or more seconds per response, got {self.other:g}")
         if self.kept is not None and not 0 < self.kept <= 1:
             raise ValueError(f"--kept is a share, above 0 and at most 1, got {self.kept:g}")
@@ -308,24 +310,25 @@ def make_plan(
         calibration=calibration,
         placed=placed,
         stages=tuple(stages),
-        what_if=_what_if(needed, system, options, stages[longest_stage(stages)].work) if what_if else {},
+        what_if=_what_if(config, system, options, stages[longest_stage(stages)].work) if what_if else {},
         settings=recipe_settings(config, needed, placed, options.staleness),
         stated=stated,
     )
 
 
-def _what_if(needed: Demand, system: System, options: Options, work: Workload) -> Mapping[str, float | None]:
+def _what_if(config: TrainConfig, system: System, options: Options, work: Workload) -> Mapping[str, float | None]:
     """Return the seconds per step with twice the accelerators, more staleness, twice D_R, and twice the group size.
 
     Each is on its own best layout; None where nothing fits.
     """
 
     def seconds(changed: Workload, gpus: int = options.gpus, staleness: int = options.staleness) -> float | None:
+        needed = demand(config, system.shape, system.hardware, replace(options, gpus=gpus))
         step = best_step(needed, system, gpus, staleness, changed)
         return None if step is None else step[1]
 
     found: dict[str, float | None] = {}
-    if needed.hardware.gpus_per_node > 1:  # else the machine has only one accelerator
+    if system.hardware.gpus_per_node > 1:  # else the machine has only one accelerator
         found[f"{2 * options.gpus} accelerators"] = seconds(work, gpus=2 * options.gpus)
         if options.gpus > 1:
             found[f"staleness {options.staleness + 1}"] = seconds(work, staleness=options.staleness + 1)

@@ -14,6 +14,7 @@ from builders import write_lines
 
 from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError
+from magicrl.data.data_files import Row, read_rows
 from magicrl.data.sources import Place, load_problems, recognise
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
 from magicrl.records import Message, Problem
@@ -207,6 +208,16 @@ def test_every_set_that_is_here_is_read_whole_by_every_command(shared_data: Path
         assert not bad, (path, bad[:2])
         assert found.problems >= 0.999 * found.rows, path
         assert found.verifiers == {"code" if "code" in path.parts else "maths": found.problems}, path
+
+
+def test_two_columns_of_a_csv_with_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("question,answer,answer,,\nWhat?,4,5,,\n")
+    with pytest.raises(ValueError, match=r"rows\.csv: two columns are called 'answer'; rename one of them"):
+        list(read_rows(path))
+    path.write_text("question,answer,,\nWhat?,4,,\n")
+    (row,) = read_rows(path)
+    assert isinstance(row, Row), "spreadsheets write empty columns without names"
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

@@ -54,6 +54,23 @@ def test_quotas_are_rounded_by_the_largest_remainder(
     assert quotas_of(available, caps={}, weights=weights, size=size) == quotas
 
 
+def test_a_cap_of_zero_leaves_a_source_out_and_no_cap_is_negative(pipeline: dict[str, Any], run: Any) -> None:
+    assert quotas_of({"a": 5, "b": 6}, caps={"a": 0}, weights={"b": 2.0}, size=None) == {"a": 0, "b": 6}
+    pipeline["steps"] = [{"use": "mix", "caps": {"r": -1}}]
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        run(pipeline)
+
+
+def test_a_weight_for_an_input_whose_rows_have_other_sources_is_refused(pipeline: dict[str, Any], run: Any) -> None:
+    run(pipeline)
+    (part,) = (run.output / "01-mix" / "kept").glob("*.parquet")
+    mix = {"use": "mix", "weights": {"again": 3.0}}
+    with pytest.raises(RecipeError, match=r"weights: no source is called 'again'; known: r"):
+        run({"sources": [{"name": "again", "path": str(part)}], "steps": [mix]})
+    run({"sources": [{"name": "again", "path": str(part)}], "steps": [{**mix, "weights": {"r": 3.0}}]})
+    assert len(run.kept("01-mix")) == 20
+
+
 def test_weights_must_be_numbers_of_at_least_zero() -> None:
     with pytest.raises(RecipeError, match=r"weights: weight of a must be a number of at least 0, got -1"):
         quotas_of({"a": 3}, caps={}, weights={"a": -1}, size=2)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ import pytest
 
 from magicrl.config.data_schema import SourceConfig
 from magicrl.data.sources import load_source
+from magicrl.pipeline.judge_step import problems_of
+from magicrl.pipeline.parts import Part
 from magicrl.pipeline.pipeline_schema import known_kinds
 from magicrl.records import prompt_key
 
@@ -92,6 +96,37 @@ def test_subsets_and_years_that_are_not_asked_for_are_counted(write_rows: Callab
         ("not asked for", "source is 'orca_math'"),
         ("not asked for", "Year 2024 is not before 2024"),
     ]
+
+
+def test_the_earlier_turns_of_a_conversation_belong_to_its_problem(write_rows: Callable[..., Path], run: Any) -> None:
+    def turns(number: int, system: str) -> dict[str, Any]:
+        said = [("system", system), ("user", f"x is {number}."), ("assistant", "Yes."), ("user", "What is x plus 1?")]
+        messages = [{"role": role, "content": text} for role, text in said]
+        return {"messages": messages, "answer": str(number + 1)}
+
+    rows = [turns(1, "Be brief."), turns(2, "Be brief."), turns(1, "Be kind.")]
+    against = {"held": {"path": str(write_rows("test.jsonl", [turns(2, "Be brief.")]))}}
+    steps = [
+        {"use": "dedup", "settings": {"stages": ["exact"]}},
+        {"use": "decontaminate", "against": against, "settings": {"use_embedding": False, "kinds": ["verbatim"]}},
+    ]
+    run({"sources": [{"name": "chat", "path": str(write_rows("r.jsonl", rows))}], "steps": steps})
+    assert run.reasons("01-dedup") == {"chat/chat-2": "duplicate (exact)"}
+    assert run.reasons("02-decontaminate") == {"chat/chat-1": "in test set held"}
+    part = run.output / "01-dedup" / "kept" / "chat.00000.parquet"
+    asked = problems_of([Part(name="chat.00000", path=part, key="")])
+    assert [problem.text for problem in asked] == [f"x is {n}.\n\nYes.\n\nWhat is x plus 1?" for n in (1, 2)]
+
+
+def test_a_level_beyond_64_bits_is_set_aside_and_dates_are_notes(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "r.jsonl").write_text('{"problem": "2 + 3?", "answer": "5", "level": 1e30}\n'.replace("1e30", "9" * 30))
+    columns = {"problem": ["2 + 3?"], "answer": ["5"], "year": [date(2024, 1, 2)], "difficulty": [Decimal("1.5")]}
+    pq.write_table(pa.table(columns), tmp_path / "d.parquet")
+    run({"sources": [{"path": "r.jsonl"}, {"path": "d.parquet"}]})
+    (row,) = run.dropped("sources/r")
+    assert "line 1: level is 9999" in row["detail"]
+    (entry,) = run.kept("sources/d")
+    assert entry.notes == {"year": "2024-01-02", "difficulty": "1.5"}
 
 
 def test_rows_of_another_run_that_are_not_asked_for_are_left_out(write_rows: Callable[..., Path], run: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import replace
-from math import exp
+from math import exp, nan
 from pathlib import Path
 
 import pytest
@@ -146,6 +146,8 @@ def test_what_cannot_be_is_refused() -> None:
         ({"gpus": 1, "staleness": -1}, "--staleness"),
         ({"gpus": 1, "kept": 2.0}, "--kept"),
         ({"gpus": 1, "other": -1.0}, "--other"),
+        ({"gpus": 1, "other": nan}, "--other"),
+        ({"gpus": 1, "prompt": 0}, "--prompt-tokens"),
     ):
         with pytest.raises(ValueError, match=text):
             Options(**options)
@@ -282,6 +284,14 @@ def test_what_would_fit_fits_and_no_fewer_accelerators_do(model: str, gpu: str, 
 @pytest.fixture(scope="module")
 def made() -> Plan:
     return make_plan(CONFIG, SEVEN, H800, Options(gpus=16))
+
+
+def test_twice_one_accelerator_is_a_step_on_two() -> None:
+    """One accelerator runs the in-process engine with its limits, two do not."""
+    made = make_plan(CONFIG, load_shape("Qwen2.5-1.5B"), H800, Options(gpus=1))
+    on_two = over_gpus(CONFIG, made)[2]
+    assert on_two is not None
+    assert made.what_if["2 accelerators"] == on_two.seconds
 
 
 def test_table_nines_curve_falls_ever_less(made: Plan) -> None:
