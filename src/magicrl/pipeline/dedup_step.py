@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -399,7 +398,7 @@ class _Search:
             np.save(file, values)
 
 
-_COLUMNS = ["id", "prompt", "problem", "solutions", "reward_model", "notes"]
+_COLUMNS = ["id", "source", "prompt", "problem", "solutions", "reward_model", "notes"]
 
 
 class Dedup(PipelineStep[DedupStep]):
@@ -416,10 +415,17 @@ class Dedup(PipelineStep[DedupStep]):
         drops: dict[str, Drop] = {}
         clusters: dict[str, list[Any]] = {}
         guarded = 0
-        # parts of a source are adjacent and named SOURCE.NNNNN
-        groups = groupby(parts, key=lambda part: part.name.rpartition(".")[0])
-        for name, group in [("all", parts)] if self._settings.scope == "across" else groups:
-            found, apart = find_duplicates(documents(group), self._settings.settings, folder=folder.work / name)
+        # by the rows' source: an input may hold rows of several sources of another run
+        groups: dict[str | None, list[Part]] = {None: [*parts]}
+        if self._settings.scope == "within":
+            groups = {}
+            for part in parts:
+                for name in read_part(part.path, ["source"]).column("source").unique().to_pylist():
+                    groups.setdefault(name, []).append(part)
+        for name, group in groups.items():
+            found, apart = find_duplicates(
+                documents(group, name), self._settings.settings, folder=folder.work / "search"
+            )
             guarded += sum(apart.values())
             for one in found.values():
                 similarity = round(one.similarity, 4)
@@ -427,7 +433,7 @@ class Dedup(PipelineStep[DedupStep]):
                 detail = f"of {one.kept}, similarity {similarity}{through}"
                 drops[one.id] = Drop(f"duplicate ({one.stage})", detail)
                 clusters.setdefault(one.kept, []).append([one.id, one.stage, similarity])
-            context.watcher.progress(self.use, len(drops), len(drops), f"duplicates ({name})")
+            context.watcher.progress(self.use, len(drops), len(drops), f"duplicates ({name or 'all'})")
         ordered = sorted(clusters.items(), key=lambda item: (-len(item[1]), item[0]))
         sizes = Counter(len(copies) + 1 for _, copies in ordered)
         told = {"pairs_guarded": guarded, "sizes": sizes, "clusters": dict(ordered)}
@@ -435,10 +441,15 @@ class Dedup(PipelineStep[DedupStep]):
         write_drops(folder, drops)
 
 
-def documents(parts: Iterable[Part]) -> Iterator[Document]:
-    """Yield every statement with its quality: checked by the verifier, solved, length of answers or tests."""
+def documents(parts: Iterable[Part], source: str | None = None) -> Iterator[Document]:
+    """Yield the statements, of one source or of all, with their quality.
+
+    Quality is: checked by the verifier, solved, length of answers or tests.
+    """
     for part in parts:
         for row in read_part(part.path, _COLUMNS).to_pylist():
+            if source not in (None, row["source"]):
+                continue
             notes: dict[str, Any] = json.loads(row["notes"]) if row["notes"] else {}
             checked = bool(notes.get("answer_agrees") or notes.get("reference_passes"))
             quality = (float(checked), float(bool(row["solutions"])), float(len(row["reward_model"]["ground_truth"])))

@@ -102,8 +102,8 @@ class Count:
     correct: int = 0
 
     def add(self, row: SampleRow) -> None:
-        """Count a sample, each index once."""
-        if row.sample not in self.indices:
+        """Count a sample, each index once. The file may hold more than this run wants, from one with a larger N."""
+        if row.sample < self.total and row.sample not in self.indices:
             self.indices.add(row.sample)
             self.counted += row.counted
             self.correct += row.counted and row.correct

@@ -55,6 +55,17 @@ def texts_in(run: Any) -> dict[tuple[str, int], str]:
     return {(row.problem, row.sample): row.text for row in read_samples([path])}
 
 
+def test_fewer_samples_in_a_rerun_count_as_in_a_new_run(pipeline: dict[str, Any], run: Any, tmp_path: Path) -> None:
+    new = type(run)(tmp_path)
+    new.output = tmp_path / "new"
+    run(pipeline)
+    for folder in (run, new):
+        pipeline["steps"][0]["samples"] = 4
+        folder(pipeline)
+    assert counts_in(run) == counts_in(new)
+    assert counts_in(run)["samples"] == {"wanted": 48, "made": 48, "saved": 0}
+
+
 def test_never_and_always_solved_problems_go_and_the_others_say_how_hard_they_are(
     pipeline: dict[str, Any], run: Any
 ) -> None:

@@ -284,6 +284,12 @@ def test_copies_in_another_source_stay_where_only_each_source_is_searched(
     step = {"use": "dedup", "settings": {"stages": ["exact"]}}
     run({"sources": sources, "steps": [{**step, "scope": "within"}]})
     assert run.reasons("01-dedup") == {"a/a-2": "duplicate (exact)"}
+    # rows of another run keep their sources, also in one input
+    kept = [str(path) for name in "ab" for path in (run.output / "sources" / name / "kept").glob("*.parquet")]
+    again = type(run)(run.base)
+    again.output = run.base / "again"
+    again({"sources": [{"name": "both", "path": kept}], "steps": [{**step, "scope": "within"}]})
+    assert again.reasons("01-dedup") == {"a/a-2": "duplicate (exact)"}
     run({"sources": sources, "steps": [{**step, "scope": "across"}]})
     assert run.reasons("01-dedup") == dict.fromkeys(("a/a-2", "b/b-1"), "duplicate (exact)")
 
