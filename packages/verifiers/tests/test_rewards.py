@@ -55,6 +55,14 @@ def batched(problems, responses):
 def short_list(problems, responses):
     return [1.0]
 
+class Scores:
+    def __iter__(self):
+        raise KeyboardInterrupt
+
+@reward(batched=True)
+async def interrupted_scores(problems, responses):
+    return Scores()
+
 async def waits(problem, response):
     await asyncio.sleep(0.2)
     return len(response) / 4
@@ -212,6 +220,7 @@ def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
         ("cancelled", "CancelledError: by a library (mine.py, line "),
         ("cancelled_while_waiting", "CancelledError: by a library (mine.py, line "),
         ("presses_ctrl_c", "KeyboardInterrupt:  (mine.py, line "),
+        ("interrupted_scores", "KeyboardInterrupt:  (mine.py, line "),
         ("forgets", "must be a number, got None"),
         ("infinite", "must be finite"),
         ("short_list", "must return 2 scores, got 1"),

@@ -18,10 +18,13 @@ from magicrl.evaluation.scaling import (
     accuracy_at_mean_length,
     from_marks,
     limit_for_mean_length,
+    mean_length_within,
     paired_within,
 )
 from magicrl.evaluation.statistics import paired_difference, permutation_test
 from magicrl.files import write_atomically
+
+_UNLIMITED = 2**31
 
 
 def compare_pair(before: Path, after: Path) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         "better": int(np.sum(second > first)),
         "worse": int(np.sum(second < first)),
         "tokens_difference": float(longer.mean()),
-        "efficiency": _efficiency(old, new),
+        "efficiency": common_efficiency(old, new),
     }
 
 
@@ -104,11 +107,11 @@ def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
     return kept | {"samples": samples}
 
 
-def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def common_efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Return the accuracy of both at the shorter of their mean lengths, and the paired difference there."""
-    # beyond the shorter mean the samples of that model give no information
-    length = min(old["length"]["mean"], new["length"]["mean"])
     first, second, named = _samples_of(old), _samples_of(new), _clusters(old)
+    # Beyond the shorter mean the samples of that model give no information. Those without a verdict do not count.
+    length = min(mean_length_within(samples, _UNLIMITED) for samples in (first, second))
     before, after = (accuracy_at_mean_length(samples, length, named) for samples in (first, second))
     # each model at its own limit, so that both spend the same tokens on average
     limits = [limit_for_mean_length(samples, length) for samples in (second, first)]

@@ -207,8 +207,12 @@ class TrackerMirror:
         recorded = read_run(self._folder)
         state = self._folder / STATE_FILE
         if state.exists():
-            kept = json.loads(state.read_text(encoding="utf-8"))
-            self._identity, self._last = kept["id"], kept.get("last", {})
+            try:
+                kept = json.loads(state.read_text(encoding="utf-8"))
+                self._identity, self._last = str(kept["id"]), dict(kept.get("last", {}))
+            except (ValueError, LookupError, TypeError, AttributeError) as error:
+                # Trackers are a copy of the run folder, and must not end the run.
+                self._warn(f"{state} is damaged ({error}); the trackers get this run again, as {self._identity}")
             self._earlier = dict(self._last)
         rows: list[tuple[int, StepMetrics | Mapping[str, Any]]] = [(row.step, row) for row in recorded.metrics]
         rows += [(int(event.get("step", 0)), event) for event in recorded.events]
@@ -258,16 +262,17 @@ class TrackerMirror:
                 getattr(self._trackers[name], method)(*arguments)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code with network and disk; the run continues
             del self._trackers[name]
-            warning: dict[str, object] = {
-                "kind": "warning",
-                "step": self._step,
-                "message": f"tracker {name} ended ({without_secrets(f'{type(error).__name__}: {error}')}); "
-                "training and metrics.jsonl continue, and a resumed run brings the tracker up to date",
-            }
-            with (self._folder / "events.jsonl").open("a", encoding="utf-8") as file:
-                row = {"time": datetime.now(tz=UTC).isoformat(timespec="seconds"), **warning}
-                file.write(json.dumps(row) + "\n")
-            self._report(warning)
+            self._warn(
+                f"tracker {name} ended ({without_secrets(f'{type(error).__name__}: {error}')}); "
+                "training and metrics.jsonl continue, and a resumed run brings the tracker up to date"
+            )
+
+    def _warn(self, message: str) -> None:
+        warning: dict[str, object] = {"kind": "warning", "step": self._step, "message": message}
+        with (self._folder / "events.jsonl").open("a", encoding="utf-8") as file:
+            row = {"time": datetime.now(tz=UTC).isoformat(timespec="seconds"), **warning}
+            file.write(json.dumps(row) + "\n")
+        self._report(warning)
 
 
 # Built-in trackers.

@@ -11,6 +11,7 @@ import pytest
 from builders import sample_row
 from scipy import stats
 
+from magicrl.evaluation.comparison import common_efficiency
 from magicrl.evaluation.presets import PRESETS, against_table13, rows_with, table13
 from magicrl.evaluation.results import means
 from magicrl.evaluation.samples import SampleRow
@@ -188,3 +189,13 @@ def test_the_study_mean_needs_its_three_sets() -> None:
     assert found["mean"] == pytest.approx(0.4)
     assert found["standard_error"] == pytest.approx((0.01 + 0.01 + 0.04) ** 0.5 / 3)
     assert means({"gsm8k": accuracy["aime24"]}, [None]) == {}
+
+
+def test_samples_that_were_not_judged_do_not_count_for_the_common_length() -> None:
+    def result(outcomes: str, tokens: list[int]) -> dict[str, Any]:
+        row = {"outcomes": outcomes, "tokens": tokens, "cluster": 0}
+        return {"length": {"mean": sum(tokens) / len(tokens)}, "per_problem": [row]}
+
+    found = common_efficiency(result("+-?", [10, 10, 100]), result("++", [20, 40]))
+    assert (found["mean_tokens"], found["before"]) == (10.0, 0.5)
+    assert found["difference"] is not None

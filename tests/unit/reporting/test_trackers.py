@@ -348,6 +348,18 @@ def test_a_step_that_was_sent_and_not_written_down_comes_twice_and_no_other(youn
     assert (second.identity, second.steps) == (first.identity, [7, 8, 9])
 
 
+@pytest.mark.parametrize("text", ["", '{"id": "a', "[]", '{"last": {"sent": 2}}', '{"id": "a", "last": 3}'])
+def test_a_damaged_state_of_trackers_does_not_end_the_run(
+    young_run: Path, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send(young_run, range(1, 4))
+    (young_run / "trackers.json").write_text(text)
+    (second,) = send(young_run, range(4, 6))
+    assert second.steps == [1, 2, 3, 4, 5]
+    assert json.loads((young_run / "trackers.json").read_text()) == {"id": second.identity, "last": {"sent": 5}}
+    assert f"the trackers get this run again, as {second.identity}" in capsys.readouterr().out
+
+
 def test_each_tracker_continues_where_it_was(young_run: Path) -> None:
     send(young_run, range(1, 4), ["sent", "other"])
     send(young_run, range(4, 6), ["other"])

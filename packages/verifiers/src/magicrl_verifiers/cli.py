@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -149,6 +150,9 @@ def code(
     from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
     from magicrl_verifiers.records import JudgeOptions
 
+    for name in preload or ():
+        if find_spec(name.partition(".")[0]) is None:  # the fork server would go on without it
+            raise ValueError(f"--preload {name}: there is no module of that name; install it, or correct the name")
     options = CodeOptions(
         limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb),
         total_seconds=total_limit,

@@ -197,9 +197,9 @@ class RewardFunction:
                 # inside the try: iterating over what a user's code returned may raise as well
                 scores = batch_scores(returned, count) if self.settings.batched else [returned]
                 return [self._verdict(score, seconds / max(1, count)) for score in scores]
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - as where it is called
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                raise
             returned = error
         place = place_of(returned)
         reason = f"{type(returned).__name__}: {returned}"[: MAX_REASON - len(place)] + place

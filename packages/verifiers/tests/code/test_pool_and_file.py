@@ -184,3 +184,8 @@ def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
         assert (row["id"], row["correct"], row["status"], row["total"]) == (line, False, "broken_line", 0)
         assert word in row["reason"]
         assert f"in.jsonl:{line}: " in summary.broken[line - 2]
+
+
+def test_a_module_to_preload_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="--preload sortedcontaners: there is no module of that name"):
+        code(input=tmp_path / "in.jsonl", output=tmp_path / "out.jsonl", preload=["json", "sortedcontaners"])
