@@ -1,5 +1,5 @@
 """Recipe of ``magicrl train``: every setting with type, range and unit, those of the larger tables in the modules
-beside this one.
+next to this one.
 
 The names follow the symbols of the report: ``rollout_batch`` is D_R, ``mini_batch`` D_T, ``group_size`` M (gs),
 ``reuse`` N_reuse, ``max_tokens`` T, ``temperature`` tau. An unknown key is an error, and no setting changes another

@@ -95,7 +95,7 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
 
 def _unindented(code: str, columns: int) -> str:
     """Return the text of a block whose fence is indented, e.g. in a list: each line loses as much, as in CommonMark."""
-    # only where the first line is indented, which no program is: some models indent the fence alone
+    # only where the first line is indented, which no program is: some models indent only the fence
     if not columns or not code.strip("\r\n")[:1].isspace():
         return code
     return re.sub(rf"^[ \t]{{0,{columns}}}", "", code, flags=re.MULTILINE)
