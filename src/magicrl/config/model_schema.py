@@ -82,8 +82,8 @@ class AdamWConfig(Section):
     """Constant added to the denominator of the update for numerical stability."""
     weight_decay: float = Field(default=0.01, ge=0)
     """Decoupled weight decay. Each update subtracts learning rate x weight decay x weight."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Maximum L2 norm of the gradient. A larger gradient is scaled down to it."""
+    max_grad_norm: float = Field(default=1.0, gt=0, allow_inf_nan=True)
+    """Maximum L2 norm of the gradient. A larger gradient is scaled down to it; ``inf`` scales none."""
 
 
 class OptimizerConfig(AdamWConfig):

@@ -57,7 +57,7 @@ class RolloutConfig(Section):
     vllm: VllmConfig = VllmConfig()
     replay: FilePath | None = None
     """Folder of recorded rollouts, for ``engine = "replay"``."""
-    max_sampler_gap: float = Field(default=0.25, gt=0)
+    max_sampler_gap: float = Field(default=0.25, gt=0, allow_inf_nan=True)
     """Maximum mean absolute difference between the log-probs of learner and engine, in nats. Above it the run stops,
     because the engine must have other weights. Not checked with ``weight_lag``; with ``max_staleness`` only responses
     sampled with the newest weights count."""

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 
 class Section(BaseModel):
-    """Table of a recipe. Unknown keys are errors, and values cannot change after loading."""
+    """Table of a recipe. Unknown keys and numbers that are not finite are errors, and values cannot change later."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     former_names: ClassVar[Mapping[str, str]] = {}
     """Names that settings had before version 0.2, with their current names. They are accepted until version 0.3."""
 

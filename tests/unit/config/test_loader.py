@@ -55,6 +55,22 @@ def test_a_good_recipe_loads_and_round_trips(tmp_path: Path) -> None:
     assert config_hash(again) == config_hash(config)
 
 
+@pytest.mark.parametrize(
+    "setting",
+    ["rollout.temperature=inf", "optimizer.learning_rate=nan", "evaluation.temperatures=[nan]", "entropy.target=inf"],
+)
+def test_numbers_are_finite(setting: str, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="should be a finite number"):
+        load_train_recipe(write(tmp_path, GOOD), [setting])
+
+
+@pytest.mark.parametrize("setting", ["optimizer.max_grad_norm", "rollout.max_sampler_gap"])
+def test_a_limit_may_be_infinite_and_is_a_number(setting: str, tmp_path: Path) -> None:
+    load_train_recipe(write(tmp_path, GOOD), [f"{setting}=inf"])
+    with pytest.raises(RecipeError, match="greater than 0"):
+        load_train_recipe(write(tmp_path, GOOD), [f"{setting}=nan"])
+
+
 SECOND = "max_stepz = 3".join(GOOD.rsplit("max_steps = 3", 1))
 LATER = "max_steps = 0".join(GOOD.rsplit("max_steps = 3", 1))
 
