@@ -23,7 +23,7 @@ STUDIES = {
     "docs/evidence/study-target/index": ["40", "41", "42"],
     "docs/evidence/study-noise/index": ["60", "61", "62"],
     "docs/evidence/study-smollm2/index": ["50"],
-    "docs/evidence/study-clip/index": ["70"],
+    "docs/evidence/study-clip/index": ["70", "71"],
 }
 
 project = "magicrl"
