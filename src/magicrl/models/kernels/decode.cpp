@@ -133,6 +133,14 @@ struct Queries {
     add<N>(first, v, count);
   }
 
+  // Queries [first, last) meet the chunk of keys that was turned last.
+  void tiles(int first, int last, const T* v, int count) {
+    for (; first + TILE <= last; first += TILE) tile<TILE>(first, v, count);
+    if (last - first == 3) tile<3>(first, v, count);
+    if (last - first == 2) tile<2>(first, v, count);
+    if (last - first == 1) tile<1>(first, v, count);
+  }
+
   // Queries [first, last) meet the first `length` tokens of a sequence, which begins at `offset` in every block.
   void meet(int first, int last, const T* const* k, const T* const* v, int64_t width, int64_t offset,
             int64_t length) {
@@ -143,11 +151,7 @@ struct Queries {
         turn(keys, values, count);
         next = keys + width * dim;
         behind = next + int64_t(count) * dim;
-        int query = first;
-        for (; query + TILE <= last; query += TILE) tile<TILE>(query, values, count);
-        if (last - query == 3) tile<3>(query, values, count);
-        if (last - query == 2) tile<2>(query, values, count);
-        if (last - query == 1) tile<1>(query, values, count);
+        tiles(first, last, values, count);
       }
   }
 
@@ -246,10 +250,9 @@ void attend_exactly(int wide, void* out, float* log_sums, const void* q, const v
             for (; query < count; ++query) {  // those that do not see the whole chunk
               const int seen = int(first + begin + query / group + 1 - at);
               if (seen >= whole) break;
-              if (seen > 0) queries.template tile<1>(query, (const T*)v + start, seen);
+              if (seen > 0) queries.tiles(query, query + 1, (const T*)v + start, seen);
             }
-            for (; query + TILE <= count; query += TILE) queries.template tile<TILE>(query, (const T*)v + start, whole);
-            for (; query < count; ++query) queries.template tile<1>(query, (const T*)v + start, whole);
+            queries.tiles(query, int(count), (const T*)v + start, whole);
           }
           for (int query = 0; query < count; ++query) {
             queries.write(query, (T*)out + (place + query) * dim);
