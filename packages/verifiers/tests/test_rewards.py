@@ -206,9 +206,8 @@ def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
     assert "0.5 s of CPU time" in loop.reason
     assert "MemoryError" in memory.reason
     warnings = [record.message for record in caplog.records if record.name == "magicrl_verifiers.rewards"]
-    assert warnings
+    assert len(warnings) == 4
     assert all(f"{file}:isolated" in message for message in warnings)
-    assert len(caplog.records) == 4
 
 
 @pytest.mark.parametrize(
@@ -236,7 +235,7 @@ def test_what_fails_is_not_judged_and_told_once(
     assert [(v.outcome, v.status, v.score) for v in verdicts] == [(Outcome.NOT_JUDGED, "reward_failed", None)] * 4
     assert reason in verdicts[0].reason
     assert verdicts[0].reason.isprintable()
-    (record,) = caplog.records
+    (record,) = (record for record in caplog.records if record.name == "magicrl_verifiers.rewards")
     assert reason in record.message
     assert f"{file}:{name}" in record.message
 

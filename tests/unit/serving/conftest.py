@@ -23,6 +23,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(make_miniature(sizes, tmp_path_factory.mktemp("models") / "tiny", max_context=128))
 
 
+@pytest.fixture(autouse=True)
+def no_telemetry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without this a client whose server was killed warns in the log of later tests that telemetry was not sent."""
+    monkeypatch.setenv("TINKER_TELEMETRY", "0")
+
+
 @pytest.fixture
 def served(model: str, tmp_path: Path) -> Served:
     return Served(model, tmp_path / "checkpoints")
