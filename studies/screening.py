@@ -141,8 +141,7 @@ def starts_page(rows: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
         f"validation problems:\naccuracy at the better of greedy and temperature 1 between {BAND[0]:g} and {BAND[1]:g} "
         f"and pass@{SAMPLES} at least {ROOM:g} above it.\nCPU seconds include SFT and screening, in one thread.\n",
         "Before the habits: accuracy, greedy and at temperature 1, of the same model before its last SFT phase. RL\n"
-        "first regains what this phase has cost. smollm2-start: not measured. Its models between the phases were not\n"
-        "kept, and each takes about 13 CPU minutes to make again. All checkpoints of the suite `report` come from\n"
+        "first regains what this phase has cost. All checkpoints of the suite `report` come from\n"
         "the model before the habits of sums-start 0.\n",
         f"| recipe | checkpoint | before the habits | greedy | at 1 | pass@{SAMPLES} | accepted | CPU s |",
         "|---|---|---|---|---|---|---|---|",
