@@ -141,7 +141,10 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         "gpu": hardware.name,
         "gpus": made.options.gpus,
         "staleness": made.options.staleness,
-        "calibration": {key: getattr(made.calibration, key) for key in ("name", "source", "factor", "factor_from")},
+        "dtype": made.dtype,
+        "calibration": {
+            key: getattr(made.calibration, key) for key in ("name", "dtype", "source", "factor", "factor_from")
+        },
         "layout": {name: getattr(layout, name) for name in sides},
         "settings": [f"{key}={json_text.dumps(value)}" for key, value in made.settings.items()],
         "memory_gib": {
@@ -365,6 +368,8 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     calibration = facts["calibration"]
     say(f"all stages: {_hours(facts)}, range {_span(facts['hours_90_percent'])} h")
     say(f"range: nine in ten are within a factor of {calibration['factor']:.2f}, from {calibration['factor_from']}")
+    if (dtype := facts["dtype"]) != calibration["dtype"]:
+        say(f"the memory is that of model.dtype {dtype}, but the times are those of {calibration['dtype']}")
     if "cost" in facts:
         say(f"cost: {facts['cost']:,.2f}")
     if "budget_hours" in facts:

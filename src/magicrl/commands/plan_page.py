@@ -52,7 +52,7 @@ def plan_blocks(facts: Facts) -> list[PageBlock | None]:
     others = [{"refused": "", "hours": None, "gpu_hours": None, "stages": ()} | o for o in facts.get("compare", ())]
     rows = [o | {"steps": ", ".join(f"{stage['step_seconds']:.4g} s" for stage in o["stages"])} for o in others]
     return [
-        block("plan", "Plan", {"stages": facts["stages"], "calibration": facts["calibration"]}),
+        block("plan", "Plan", {key: facts[key] for key in ("stages", "calibration", "dtype")}),
         block("instead", "Alternatives", {"rows": rows} if rows else None, template="plan_instead"),
         figures_block("memory", "Memory", [[view] for view in memory_views(facts)]),
         figures_block("time", "Time of a step", [[view] for view in _time_views(facts)]),

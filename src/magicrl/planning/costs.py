@@ -41,6 +41,7 @@ class Efficiency:
     # seconds of a sequence's token in a decode step in addition to arithmetic and memory (sampling, bookkeeping, small
     # products); the reason why a narrow model's step becomes slower with its batch
     row: float = 0.0
+    dtype: str = "bfloat16"  # precision of the measured steps, and of the times
     name: str = ""  # of the table in ``calibration.toml``
     source: str = ""  # data that the values were fitted on
     factor: float = 1.0  # nine of ten measured steps were within this factor of the plan
@@ -98,9 +99,9 @@ def decode_cost(system: System, tensor_parallel: int = 1) -> DecodeCost:
     )
 
 
-def kv_capacity(shape: ModelShape, kv_bytes: float, tensor_parallel: int = 1) -> int:
-    """Return the tokens of context that fit into ``kv_bytes`` on each of a replica's accelerators."""
-    return max(0, int(kv_bytes * min(tensor_parallel, shape.kv_heads) / shape.kv_bytes_per_token()))
+def kv_capacity(shape: ModelShape, kv_bytes: float, tensor_parallel: int = 1, width: float = BF16) -> int:
+    """Return the tokens of context that fit into ``kv_bytes`` on each accelerator of a replica, ``width`` per value."""
+    return max(0, int(kv_bytes * min(tensor_parallel, shape.kv_heads) / shape.kv_bytes_per_token(width)))
 
 
 def forward_flops(shape: ModelShape, tokens: float, mean_context: float, *, head_tokens: float | None = None) -> float:

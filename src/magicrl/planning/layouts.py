@@ -40,6 +40,7 @@ class Demand(LearnerSetup):
     shape: ModelShape
     hardware: Hardware
     shard_ranks: int | None = None  # accelerators that share one copy of the model; None: the learner's default
+    engine_width: float = BF16  # bytes per value of the engine's weights and cache
     rows: int = 256  # sequences that a replica decodes at once
     cache_limit: float = float("inf")  # maximum bytes of the engine's cache
 
@@ -121,7 +122,7 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
     shards = demand.shard_ranks or default_shards(demand, learner_gpus, colocated=colocated)
     setup = replace(demand, gpus=shards, sequence_parallel=sp)
     learner = learner_memory(shape, setup, hardware.runtime)
-    engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)
+    engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0, demand.engine_width)
     engine["cache"] = min(engine["cache"], demand.cache_limit)
     layout = Layout(
         rollout_gpus=rollout_gpus,
@@ -130,6 +131,7 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         sequence_parallel=sp,
         colocated=colocated,
         cache_bytes=engine["cache"],
+        engine_width=demand.engine_width,
         rows=demand.rows,
         micro_batch_tokens=demand.micro_batch_tokens,
         checkpointing=demand.checkpointing,
@@ -160,9 +162,9 @@ def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int
 def cache_short(demand: Demand, cache: float, tensor_parallel: int) -> float:
     """Return the missing bytes on each accelerator of a replica for the longest sample in its ``cache``, else 0."""
     shape = demand.shape
-    if kv_capacity(shape, cache, tensor_parallel) >= demand.longest:
+    if kv_capacity(shape, cache, tensor_parallel, demand.engine_width) >= demand.longest:
         return 0.0
-    return demand.longest * shape.kv_bytes_per_token() / min(tensor_parallel, shape.kv_heads) - cache
+    return demand.longest * shape.kv_bytes_per_token(demand.engine_width) / min(tensor_parallel, shape.kv_heads) - cache
 
 
 def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:

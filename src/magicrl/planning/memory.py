@@ -19,7 +19,7 @@ from typing import TypeAlias
 import psutil
 
 from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.model_schema import LoraConfig, ModelConfig
+from magicrl.config.model_schema import DType, LoraConfig, ModelConfig
 from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import BF16, FLOAT32
 from magicrl.planning.hardware import GIB, Hardware
@@ -35,6 +35,7 @@ LOGIT_COPIES = 3  # float32 tensors of the logits' size that exist at once in th
 class LearnerSetup:
     """Settings that determine the learner's memory."""
 
+    width: float = BF16  # bytes per value of forward and backward passes
     gpus: int = 1  # accelerators that share one copy of parameters, gradients and moments
     reduce_bytes: float = FLOAT32  # bytes per value of the gradients that are summed over accelerators
     reduce_once: bool = False  # sum only after the last micro-batch; whole gradients accumulate until then
@@ -46,8 +47,8 @@ class LearnerSetup:
     head_chunk_tokens: int  # rows of logits that exist at once
     # all shards (weights, gradients, AdamW's moments) are in the host's memory, as FSDP2's CPUOffloadPolicy keeps them
     offload_optimizer: bool = False
-    reference: bool = False  # a frozen reference model is kept, sharded, in bf16
-    teacher: int = 0  # parameters of a frozen teacher, sharded, in bf16
+    reference: bool = False  # a frozen reference model is kept, sharded
+    teacher: int = 0  # parameters of a frozen teacher, sharded
     adapters: int = 0  # parameters of LoRA adapters; 0: all parameters are trained
 
 
@@ -58,9 +59,9 @@ class LearnerMemory:
     master: float  # float32 weights (shard); 0 when offloaded
     gradients: float  # float32 (shard); 0 when offloaded
     moments: float  # AdamW's two, float32 (shard); 0 when offloaded
-    reference: float  # reference and teacher, bf16 (shard); 0 when offloaded
-    frozen: float  # weights that LoRA leaves as they are, bf16 (shard); 0 when offloaded
-    gathered: float  # weights that are whole, bf16; when offloaded also the shard of a unit on its way, float32
+    reference: float  # reference and teacher (shard); 0 when offloaded
+    frozen: float  # weights that LoRA leaves as they are (shard); 0 when offloaded
+    gathered: float  # weights that are whole; when offloaded also the shard of a unit on its way, float32
     reduced: float  # gradients that are whole, and what is on its way between accelerators
     activations: float  # of one micro-batch
     head: float  # logits of one chunk
@@ -91,8 +92,10 @@ def _micro_batch(shape: ModelShape, setup: LearnerSetup) -> tuple[float, float, 
     """Return the tokens of one accelerator's largest micro-batch, and the bytes of its activations and logits."""
     # a sample that is longer than a micro-batch is not split
     tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
-    layer = tokens * (WORKING_WIDTHS * shape.hidden + 3 * shape.chosen * shape.intermediate) * BF16
-    activations = shape.layers * tokens * shape.hidden * BF16 + layer if setup.checkpointing else shape.layers * layer
+    layer = tokens * (WORKING_WIDTHS * shape.hidden + 3 * shape.chosen * shape.intermediate) * setup.width
+    activations = (
+        shape.layers * tokens * shape.hidden * setup.width + layer if setup.checkpointing else shape.layers * layer
+    )
     return tokens, activations, LOGIT_COPIES * FLOAT32 * min(setup.head_chunk_tokens, tokens) * shape.vocabulary
 
 
@@ -107,31 +110,31 @@ def unit_transients(shape: ModelShape, setup: LearnerSetup) -> list[Transient]:
     tokens, activations, logits = _micro_batch(shape, setup)
     ends, layer = float(shape.vocabulary * shape.hidden), float(shape.layer_parameters)
     trained_ends, trained_layer = (0.0, setup.adapters / shape.layers) if setup.adapters else (ends, layer)
-    whole = BF16 * ends if shape.tied else 0.0
+    whole = setup.width * ends if shape.tied else 0.0
     summed = setup.reduce_bytes * (setup.adapters or shape.parameters) if setup.reduce_once else 0.0
     sent = 0.0 if setup.reduce_once else setup.reduce_bytes
-    inputs = shape.layers * tokens * shape.hidden * BF16 if setup.checkpointing else activations
+    inputs = shape.layers * tokens * shape.hidden * setup.width if setup.checkpointing else activations
     # what remains after the head: the gradient of a tied head, the send buffer of another
-    left = (BF16 if shape.tied else sent) * trained_ends
-    last = left + BF16 * trained_layer
-    inner = (left if shape.tied else 0.0) + (BF16 + sent) * trained_layer
+    left = (setup.width if shape.tied else sent) * trained_ends
+    last = left + setup.width * trained_layer
+    inner = (left if shape.tied else 0.0) + (setup.width + sent) * trained_layer
     # with this accelerator's shard of the sum, also in float32
     back = setup.reduce_bytes + (FLOAT32 if setup.reduce_bytes != FLOAT32 else 0.0)
-    sending = (BF16 + setup.reduce_bytes + back / setup.gpus) * trained_ends
+    sending = (setup.width + setup.reduce_bytes + back / setup.gpus) * trained_ends
     found = [
-        (BF16 * (ends + layer), BF16 * trained_ends + summed, inputs, logits),
-        (whole + 2 * BF16 * layer, max(last, inner) + summed, activations, 0.0),
+        (setup.width * (ends + layer), setup.width * trained_ends + summed, inputs, logits),
+        (whole + 2 * setup.width * layer, max(last, inner) + summed, activations, 0.0),
     ]
     if not shape.tied:
-        return [*found, (BF16 * layer, sending + summed, inputs, 0.0)]
-    adding = 3 * BF16 * trained_ends + sent * trained_layer  # the head's gradient, the embedding's and their sum
+        return [*found, (setup.width * layer, sending + summed, inputs, 0.0)]
+    adding = 3 * setup.width * trained_ends + sent * trained_layer  # the head's gradient, the embedding's and their sum
     return [*found, (whole, adding + summed, 0.0, 0.0), (0.0, sending + summed, 0.0, 0.0)]
 
 
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
     """Return the bytes on one accelerator by term.
 
-    A single accelerator has everything, and a bf16 copy of the trained weights.
+    A single accelerator has everything, and a 16-bit copy of the trained weights unless it computes in float32.
     """
     above, largest = setup.checkpoint_above, max(setup.micro_batch_tokens, setup.longest)
     if above is not None:  # the largest micro-batch with, and the largest without checkpointing
@@ -144,15 +147,15 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
     shard = trained / setup.gpus
     if setup.gpus == 1:
         _, activations, logits = _micro_batch(shape, setup)
-        gathered, reduced = BF16 * trained, 0.0
+        gathered, reduced = setup.width * trained if setup.width != FLOAT32 else 0.0, 0.0
     else:
         gathered, reduced, activations, logits = max(unit_transients(shape, setup), key=sum)
     shards = {
         "master": FLOAT32 * shard,
         "gradients": FLOAT32 * shard,
         "moments": 2 * FLOAT32 * shard,
-        "reference": BF16 * (setup.reference * shape.parameters + setup.teacher) / setup.gpus,
-        "frozen": BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
+        "reference": setup.width * (setup.reference * shape.parameters + setup.teacher) / setup.gpus,
+        "frozen": setup.width * shape.parameters / setup.gpus if setup.adapters else 0.0,
     }
     host = 0.0
     if setup.offload_optimizer:
@@ -164,13 +167,15 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
     )
 
 
-def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float) -> dict[str, float]:
+def engine_memory(
+    shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float, width: float = BF16
+) -> dict[str, float]:
     """Return the bytes by term on one accelerator while it generates, next to the learner's resident bytes.
 
-    ``weights`` are bf16, divided by the tensor-parallel degree. ``cache`` is the rest of the budget, for keys and
-    values; it is negative if nothing remains.
+    ``weights`` have ``width`` bytes each, divided by the tensor-parallel degree. ``cache`` is the rest of the budget,
+    for keys and values; it is negative if nothing remains.
     """
-    weights = BF16 * shape.parameters / tensor_parallel
+    weights = width * shape.parameters / tensor_parallel
     own = 0.0 if learner else hardware.runtime  # else included in the learner's resident bytes
     cache = hardware.budget - weights - learner - own
     return {"weights": weights, "learner": learner, "runtime": own, "cache": cache}
@@ -198,6 +203,11 @@ def shards_by_default(ranks: int, node: int, state: float, memory: float) -> int
         memory: bytes of an accelerator.
     """
     return node if state / node <= _NODE_SHARE * memory else ranks
+
+
+def value_bytes(dtype: DType) -> float:
+    """Return the bytes of a value of ``dtype``."""
+    return FLOAT32 if dtype == "float32" else BF16
 
 
 RUNTIME = 0.7 * GIB  # torch and transformers, before a model is loaded
@@ -229,6 +239,7 @@ def learner_terms(
         reference: whether a frozen reference is kept.
     """
     setup = LearnerSetup(
+        width=value_bytes(model.dtype),
         micro_batch_tokens=min(model.micro_batch_tokens, batch_tokens),
         longest=longest,
         checkpointing=model.gradient_checkpointing,
@@ -240,9 +251,6 @@ def learner_terms(
     found = learner_memory(shape, setup, RUNTIME).terms()
     # a second copy of weights and moments while a checkpoint is written during the next update
     found["checkpoint"] = 3 * FLOAT32 * (setup.adapters or shape.parameters)
-    # the terms are for 16 bits per weight; in float32 the forward uses the master weights
-    if model.dtype == "float32":
-        found |= {name: 2 * found[name] for name in ("reference", "frozen", "activations")} | {"gathered": 0.0}
     return found
 
 
@@ -256,7 +264,7 @@ def run_terms(config: TrainConfig, model: ModelConfig, shape: ModelShape, longes
     learner = learner_terms(
         model, shape, batch_tokens=batch, longest=longest, reference=config.reference.mode != "none"
     )
-    width = FLOAT32 if (config.rollout.dtype or model.dtype) == "float32" else BF16
+    width = value_bytes(config.rollout.dtype or model.dtype)
     # a float32 head of narrower weights decodes with a copy of them
     head = FLOAT32 * shape.vocabulary * shape.hidden if model.head_dtype == "float32" and width != FLOAT32 else 0
     return learner | {"engine": width * shape.parameters + head, "cache": longest * shape.kv_bytes_per_token(width)}

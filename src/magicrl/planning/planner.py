@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, inf
 
 from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.model_schema import LoraConfig
+from magicrl.config.model_schema import DType, LoraConfig
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.planning.costs import Efficiency, System, forward_flops, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, Stated, check_stated, default_shards, fitting_layouts, refusal
+from magicrl.planning.memory import value_bytes
 from magicrl.planning.shapes import ModelShape, load_shape
 from magicrl.planning.workload import (
     KEPT,
@@ -92,6 +93,7 @@ class Plan:
     stages: tuple[StagePlan, ...]
     what_if: Mapping[str, float | None]  # by change the seconds of the longest stage's step; None: does not fit
     settings: Mapping[str, Setting]  # changes of the recipe for this layout: dotted keys to values
+    dtype: DType = "bfloat16"  # of the recipe, which the memory follows; the times are those of the calibration
     stated: Stated | None = None  # the recipe's ``[cluster]``; None where there is none, or on CPUs
 
     @property
@@ -142,6 +144,8 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
     return Demand(
         shape=shape,
         hardware=hardware,
+        width=value_bytes(config.model.dtype),
+        engine_width=value_bytes(config.rollout.dtype or config.model.dtype),
         longest=longest + prompt,
         micro_batch_tokens=config.model.micro_batch_tokens,
         checkpointing=config.model.gradient_checkpointing,
@@ -312,6 +316,7 @@ def make_plan(
         stages=tuple(stages),
         what_if=_what_if(config, system, options, stages[longest_stage(stages)].work) if what_if else {},
         settings=recipe_settings(config, needed, placed, options.staleness),
+        dtype=config.model.dtype,
         stated=stated,
     )
 

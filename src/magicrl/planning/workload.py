@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import NormalDist, fmean
 
 from magicrl.planning.costs import (
+    BF16,
     DecodeCost,
     Exchange,
     LearnerWork,
@@ -196,6 +197,7 @@ class Layout:
     sequence_parallel: int  # accelerators that share a sequence in the learner
     colocated: bool  # engine and learner take turns on the same accelerators
     cache_bytes: float  # for keys and values on each of the engine's accelerators
+    engine_width: float = BF16  # bytes per value of the cache
     rows: int = 256  # sequences that a replica decodes at once
     micro_batch_tokens: int = 16384  # maximum of one forward/backward; a longer sample has its own micro-batch
     checkpointing: bool = False  # layers are recomputed in the backward pass
@@ -307,7 +309,7 @@ def step_time(system: System, work: Workload, layout: Layout) -> StepTime:
     lengths, replicas = work.lengths, layout.replicas
     cost = decode_cost(system, layout.tensor_parallel)
     context = work.prompt + lengths.mean_context
-    capacity = kv_capacity(system.shape, layout.cache_bytes, layout.tensor_parallel)
+    capacity = kv_capacity(system.shape, layout.cache_bytes, layout.tensor_parallel, layout.engine_width)
     room = max(1.0, min(layout.rows, capacity / context))
     each, longest = max(1.0, work.responses / replicas), lengths.longest(work.responses)
     deviation = sqrt(max(0.0, lengths.mean_square - lengths.mean**2))

@@ -55,6 +55,29 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> Non
     assert "does not fit on 1 x H800-80G" in refused["refused"]
 
 
+def test_memory_follows_the_precision_and_the_text_says_that_times_do_not(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["smollm2", "--gpu", "cpu-2core"]
+
+    def memory(*settings: str) -> tuple[dict[str, float], dict[str, float]]:
+        facts = json.loads(plan(capsys, *words, "--json", *(word for one in settings for word in ("--set", one))))
+        return facts["memory_gib"]["learner"], facts["memory_gib"]["engine"]
+
+    (learner, engine), (wide, wide_engine) = memory(), memory("model.dtype=float32")
+    assert wide["activations"] == pytest.approx(2 * learner["activations"], rel=0.01)
+    assert (wide["master"], wide["gathered"]) == (learner["master"], 0), "the master weights are those of the forward"
+    assert wide_engine["weights"] == pytest.approx(2 * engine["weights"], rel=0.01)
+    assert memory("rollout.dtype=float32") == (learner, wide_engine | {"learner": engine["learner"]})
+    said = "the memory is that of model.dtype float32, but the times are those of bfloat16"
+    assert said in plan(capsys, *words, "--set", "model.dtype=float32")
+    assert "but the times" not in plan(capsys, *words)
+    assert "but the times" not in plan(capsys, "quickstart", "--gpu", "cpu-2core"), "its times are of float32"
+    page = tmp_path / "plan.html"
+    plan(capsys, *words, "--set", "model.dtype=float32", "--page", str(page))
+    assert "the times are those of bfloat16" in page.read_text()
+
+
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
 def test_what_cannot_fit_exits_2_and_says_what_would(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

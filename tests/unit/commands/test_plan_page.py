@@ -78,7 +78,8 @@ def test_bars_of_a_plan_by_hand() -> None:
     seconds = {2: 36.0, 8: 18.0}
     facts = {
         "stages": [stage | {"max_tokens": 64}],
-        "calibration": {"source": "s"},
+        "dtype": "bfloat16",
+        "calibration": {"source": "s", "dtype": "bfloat16"},
         "staleness": 0,
         "memory_gib": {"fits": False, "budget": 3.0, "learner": {"a": 2.0, "b": 1.5}, "engine": {"c": 1.0}},
         "over_gpus": [
