@@ -264,14 +264,10 @@ def checked(step: Any) -> Step:
     """
     if not isinstance(step, Step):
         raise TypeError(f"step must return a magicrl.environments.base.Step, got {type(step).__name__}")
-    given: Any = step.metrics
-    for field_name, value, kind in (
-        ("observation", step.observation, str),
-        ("done", step.done, bool | np.bool_),
-        ("metrics", given, Mapping),
-    ):
+    kinds = {"observation": ("str", str), "done": ("bool", bool | np.bool_), "metrics": ("Mapping", Mapping)}
+    for field_name, (wanted, kind) in kinds.items():
+        value = getattr(step, field_name)
         if not isinstance(value, kind):
-            wanted = getattr(kind, "__name__", "bool")
             raise TypeError(f"{field_name} of a step must be {wanted}, got {type(value).__name__}")
     if len(step.observation) > MAX_OBSERVATION:
         raise ValueError(f"an observation of {len(step.observation)} characters; give at most {MAX_OBSERVATION}")

@@ -44,10 +44,14 @@ def source_folders(output: Path) -> list[StepFolder]:
     Raises:
         ValueError: The folder holds no run.
     """
+    return _sources(output, _recorded(output))
+
+
+def _sources(output: Path, recorded: dict[str, Any]) -> list[StepFolder]:
     folder = output / "sources"
     if not folder.is_dir():
         raise ValueError(f"{output} holds no run of a data pipeline; give the folder that magicrl data build wrote")
-    names = _recorded(output).get("sources")
+    names = recorded.get("sources")
     paths = sorted(folder.iterdir()) if names is None else [folder / name for name in names]
     return [StepFolder(path) for path in paths if path.is_dir()]
 
@@ -61,8 +65,10 @@ def step_folders(output: Path) -> list[StepFolder]:
     Raises:
         ValueError: The folder holds no run.
     """
-    left = _imported(output)
-    names = _recorded(output).get("steps", [])
+    recorded = _recorded(output)
+    # version 0.1 did not record the sources, so the rows that the first step must have read are unknown
+    left = _imported(_sources(output, recorded)) if "sources" in recorded else None
+    names = recorded.get("steps", [])
     found: list[StepFolder] = []
     for path in sorted(output.glob("[0-9][0-9]-*/step.json")):
         number = int(path.parent.name[:2])
@@ -83,12 +89,10 @@ def _recorded(output: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def _imported(output: Path) -> str | None:
-    """Return the hash of the imported parts that the first step must have read; None if it was not recorded."""
-    if "sources" not in _recorded(output):
-        return None
+def _imported(sources: list[StepFolder]) -> str:
+    """Return the hash of the imported parts, which the first step must have read."""
     keys: list[str] = []
-    for folder in source_folders(output):
+    for folder in sources:
         path = folder.path / "source.json"
         state: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {"parts": [["", ""]]}
         keys += [key for _, key in state["parts"]]
