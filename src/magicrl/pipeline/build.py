@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import starmap
 from pathlib import Path
@@ -21,8 +22,8 @@ from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
 from magicrl.pipeline.frame import Context, PipelineStep, Watcher, in_processes, run_step, start_worker
-from magicrl.pipeline.import_source import brought_place, import_source, source_files
-from magicrl.pipeline.parts import Part, read_part, told_when_full
+from magicrl.pipeline.import_source import brought_place, import_source, shown_place, source_files
+from magicrl.pipeline.parts import Part, StepFolder, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import (
     AnyStep,
     DecontaminateStep,
@@ -68,6 +69,7 @@ def run_pipeline(config: PipelineConfig, *, output: Path, watcher: Watcher) -> N
         for number, (settings, name) in enumerate(zip(config.steps, config.step_names(), strict=True)):
             with under(f"steps.{number}"):
                 parts = run_step(make_step(settings, config), name, parts, context)
+            _check_kept(f"the step {name!r}", parts, StepFolder(context.output / name))
 
 
 def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[Part]:
@@ -81,10 +83,30 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
     parts: list[Part] = []
     for number in range(len(jobs)):
         with under(f"sources.{number}"):
-            parts += next(found)
+            imported = next(found)
+        name, folder, _ = jobs[number]
+        _check_kept(f"the source {shown_place(name)}", imported, StepFolder(folder))
+        parts += imported
         context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
     _check_ids(parts)
     return parts
+
+
+def _check_kept(what: str, parts: Sequence[Part], folder: StepFolder) -> None:
+    """Raise ValueError if a source or step keeps no row: later steps and the training would have nothing to read."""
+    if any(read_part(part.path, ["id"]).num_rows for part in parts):
+        return
+    dropped = [row for table in folder.tables("dropped", ["reason", "detail"]) for row in table.to_pylist()]
+    if not dropped:
+        raise ValueError(f"{what} holds no records, only blank lines or none; give it some")
+    reasons = ", ".join(
+        f"{count} {reason}" for reason, count in Counter(row["reason"] for row in dropped).most_common()
+    )
+    first = (dropped[0]["detail"] or "").partition("\n")[0]
+    raise ValueError(
+        f"{what}: all {len(dropped)} rows were dropped: {reasons}{f' (the first: {first})' if first else ''}; "
+        f"see {folder.dropped}"
+    )
 
 
 def _check_ids(parts: Sequence[Part]) -> None:

@@ -278,6 +278,12 @@ def source_files(source: PipelineSource) -> list[Path]:
     return found
 
 
+def shown_place(source: PipelineSource) -> str:
+    """Return name and place of a source for messages."""
+    places = [without_secrets(path) for path in source.paths] or [source.source or source.hub or source.kind]
+    return f"{source.label!r} ({', '.join(places)})"
+
+
 def _rows(source: PipelineSource, files: list[Path]) -> Iterator[tuple[Row | BadRow, Problem | None]]:
     """Yield the records of a source, and the problem itself if a custom function returned one."""
     place = brought_place(source)

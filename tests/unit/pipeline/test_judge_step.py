@@ -63,7 +63,8 @@ def test_half_of_the_votes_decide_and_the_reason_is_that_of_a_vote_against(
     answers = {0: verdict(False, "No data."), 1: said("I like trains.")}
     with serving(lambda body, number: answers[number % 2]) as server:
         tree["steps"][0]["settings"]["judges"][0]["base_url"] = server.url
-        run(tree)
+        with pytest.raises(ValueError, match="the step '01-judge': all 3 rows were dropped: 3 judged flawed"):
+            run(tree)
     assert [row["detail"] for row in run.dropped("01-judge")] == ["0 of 1 readable votes for it. No data."] * 3
 
 

@@ -119,7 +119,10 @@ def test_the_earlier_turns_of_a_conversation_belong_to_its_problem(write_rows: C
 
 
 def test_a_level_beyond_64_bits_is_set_aside_and_dates_are_notes(tmp_path: Path, run: Any) -> None:
-    (tmp_path / "r.jsonl").write_text('{"problem": "2 + 3?", "answer": "5", "level": 1e30}\n'.replace("1e30", "9" * 30))
+    (tmp_path / "r.jsonl").write_text(
+        '{"problem": "2 + 3?", "answer": "5", "level": 1e30}\n'.replace("1e30", "9" * 30)
+        + json.dumps({"problem": "2 + 4?", "answer": "6"})
+    )
     columns = {"problem": ["2 + 3?"], "answer": ["5"], "year": [date(2024, 1, 2)], "difficulty": [Decimal("1.5")]}
     pq.write_table(pa.table(columns), tmp_path / "d.parquet")
     run({"sources": [{"path": "r.jsonl"}, {"path": "d.parquet"}]})
@@ -178,6 +181,34 @@ def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, 
         assert words in row["detail"]
         assert "r.jsonl, line" in row["detail"]
         assert row["reason"] == "unreadable record"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("r.jsonl", "\n  \n\n", "holds no records, only blank lines or none"),
+        ("r.csv", "problem,answer\n\n", "holds no records"),
+        ("r.jsonl", '{"problem": "2 + 3?"}\n', "all 1 rows were dropped: 1 unreadable record (the first: "),
+        ("r.jsonl", '{"problem": "2 + 3?", "answer": "5", "set": "b"}\n', "1 not asked for (the first: set is 'b')"),
+    ],
+)
+def test_a_source_without_a_usable_row_is_an_error(tmp_path: Path, run: Any, name: str, text: str, words: str) -> None:
+    (tmp_path / name).write_text(text)
+    source = {"path": name} | ({"only": {"set": ["a"]}} if '"set"' in text else {})
+    # the second time the import is found unchanged
+    for _ in range(2):
+        with pytest.raises(ValueError, match="the source 'r'") as raised:
+            run({"sources": [source], "steps": [{"use": "clean"}]})
+        assert f"{tmp_path / name})" in str(raised.value)
+        assert words in str(raised.value)
+        assert not (run.output / "01-clean").exists()
+
+
+def test_a_step_that_drops_every_row_is_an_error(write_rows: Callable[..., Path], run: Any) -> None:
+    path = write_rows("r.jsonl", [{"problem": "Prove it.", "answer": "proof"}])
+    with pytest.raises(ValueError, match=r"the step '01-clean': all 1 rows were dropped: 1 .*01-clean/dropped"):
+        run({"sources": [{"path": str(path)}], "steps": [{"use": "clean"}, {"use": "dedup"}]})
+    assert not (run.output / "02-dedup").exists()
 
 
 def test_a_hundred_megabyte_field_is_set_aside_and_the_rest_is_read(tmp_path: Path, run: Any) -> None:
