@@ -1,7 +1,7 @@
 """Kernels in bfloat16 for CPUs with AVX512-BF16, some also for AMX (folder `kernels`).
 
-They compute attention, in decoding (also in float32) and over packed rows, norms, gates, rotary embeddings, the head's
-softmax, and the passes of an update over all weights.
+They compute attention, in decoding and over packed rows, norms, gates, rotary embeddings, the head's softmax, and the
+passes of an update over all weights. Those of decoding compute in float32 too (`decodes`).
 
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
@@ -42,6 +42,7 @@ _FLAGS = (
 )
 _COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
 _VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
+LANES = 16  # numbers that `normalised` and `gated` take at a time
 _BOTH = (torch.float32, torch.bfloat16)
 _WIDEST = 2048  # of the timed products: wider ones take seconds and have the same ratio
 _FACTORS = 500_000_000  # multiplications that are timed together, at least a millisecond
@@ -73,17 +74,20 @@ def missing() -> str | None:
     return found if isinstance(found, str) else None
 
 
-def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None) -> bool:
+def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None, multiple: int = _VECTOR) -> bool:
     """Return whether kernels exist for this precision, device and width of heads or rows (None means different
-    widths).
+    widths), which must be a multiple of ``multiple``.
     """
-    fits = dtype == torch.bfloat16 and device.type == "cpu" and width is not None and width % _VECTOR == 0
+    fits = dtype == torch.bfloat16 and device.type == "cpu" and width is not None and width % multiple == 0
     return fits and library() is not None
 
 
-def decodes(dtype: torch.dtype, device: torch.device, width: int | None) -> bool:
-    """Return whether `DecodeKernel` attends in this precision, on this device and with heads of this width."""
-    return has_kernels(torch.bfloat16 if dtype == torch.float32 else dtype, device, width)
+def decodes(dtype: torch.dtype, device: torch.device, width: int | None, multiple: int = _VECTOR) -> bool:
+    """Return whether the kernels that compute in float32 too serve a precision, a device and a width.
+
+    They are `DecodeKernel`, `normalised`, `gated` and `rotate`.
+    """
+    return has_kernels(torch.bfloat16 if dtype == torch.float32 else dtype, device, width, multiple)
 
 
 def serves(*tensors: Tensor, width: int = _VECTOR) -> bool:
@@ -154,11 +158,11 @@ def _found() -> ctypes.CDLL | str:
         "attend_exactly": "tppppp" + "iiiii" + "ft",
         "attend_row": "pp" + 3 * "pii" + "ppiiiift",
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
-        "gated": "pppiiit",
+        "gated": "tpppiiit",
         "gated_backward": "ppppppit",
-        "normalise": "pppiift",
+        "normalise": "tpppiift",
         "normalise_backward": "pppppiiift",
-        "rotate": "pipippiiit",
+        "rotate": "tpipippiiit",
         "softmax_pull": "pffpppppiit",
         "softmax_sums": "ppppipiiit",
     }
@@ -213,14 +217,17 @@ def _compiled(folder: Path, options: tuple[str, ...]) -> Path:
     return kept
 
 
+def _wide(x: Tensor) -> bool:
+    """Return whether a kernel for both precisions reads ``x`` as float32."""
+    return x.dtype == torch.float32
+
+
 def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return ``x / rms(x) * weight`` over the last axis of bfloat16 ``x``, computed in float32 and rounded once."""
+    """Return ``x / rms(x) * weight`` over the last axis of ``x``, in bfloat16 or float32, rounded once."""
     x = x.contiguous()
     out, width = torch.empty_like(x), len(weight)
-    rows = x.numel() // width
-    kernels().normalise(
-        out.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, width, eps, torch.get_num_threads()
-    )  # fmt: skip
+    addresses = (out.data_ptr(), x.data_ptr(), weight.data_ptr())
+    kernels().normalise(_wide(x), *addresses, x.numel() // width, width, eps, torch.get_num_threads())
     return out
 
 
@@ -238,16 +245,15 @@ def normalised_backward(pull: Tensor, x: Tensor, weight: Tensor, eps: float) -> 
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """Return ``silu(gate) * up`` of bfloat16 ``[rows, width]`` each, computed in float32 and rounded once.
+    """Return ``silu(gate) * up`` of ``[rows, width]`` each, in bfloat16 or float32, rounded once.
 
     Both have contiguous rows and the same distance between rows.
     """
     assert gate.stride() == up.stride(), "rows must lie alike"
     assert gate.stride(1) == 1, "rows must be contiguous"
     out = gate.new_empty(gate.shape)
-    kernels().gated(
-        out.data_ptr(), gate.data_ptr(), up.data_ptr(), gate.stride(0), *gate.shape, torch.get_num_threads()
-    )
+    addresses = (out.data_ptr(), gate.data_ptr(), up.data_ptr())
+    kernels().gated(_wide(gate), *addresses, gate.stride(0), *gate.shape, torch.get_num_threads())
     return out
 
 
@@ -261,7 +267,7 @@ def gated_backward(pull: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> None:
-    """Rotate bfloat16 ``[rows, heads, dim]`` by ``cos`` and ``sin`` ``[rows, dim]``, into ``out`` or in place.
+    """Rotate bfloat16 or float32 ``[rows, heads, dim]`` by ``cos`` and ``sin`` ``[rows, dim]``, in place or to ``out``.
 
     The sine includes its signs, minus in its first half. Heads are contiguous.
     """
@@ -270,8 +276,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> No
     rows, heads, dim = x.shape
     assert all(y.stride(2) == 1 and (heads == 1 or y.stride(1) == dim) for y in (x, out)), "heads must be contiguous"
     kernels().rotate(
-        out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows, heads, dim,
-        torch.get_num_threads(),
+        _wide(x), out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows,
+        heads, dim, torch.get_num_threads(),
     )  # fmt: skip
 
 
@@ -410,7 +416,7 @@ class DecodeKernel:
         stored = (x if isinstance(x, int) else x.ctypes.data for store in (prompts, responses) for x in store)
         order, parts, *lengths = (table.ctypes.data for table in self._tables)
         kernels().attend(
-            q.dtype == torch.float32, out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(),
+            _wide(q), out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(),
             k.stride(0), v.stride(0), *stored, order, parts, self._parts, self._most, *lengths, k.shape[1],
             heads // k.shape[1], dim, scaling, self._threads,
         )  # fmt: skip
@@ -436,7 +442,7 @@ def attend_exactly(query: Tensor, key: Tensor, value: Tensor, scaling: float) ->
     out, log_sums = torch.empty_like(q), torch.empty(q.shape[:-1])
     addresses = (x.data_ptr() for x in (out, log_sums, q, k, v))
     kernels().attend_exactly(
-        query.dtype == torch.float32, *addresses, rows * kv_heads, width, keys, heads // kv_heads, dim, scaling,
+        _wide(query), *addresses, rows * kv_heads, width, keys, heads // kv_heads, dim, scaling,
         torch.get_num_threads(),
     )  # fmt: skip
     return out.transpose(1, 2).flatten(2, 3), log_sums.transpose(2, 3).flatten(1, 2)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from magicrl.models.attention import EXACT, PLAIN
-from magicrl.models.cpu_kernels import gated, has_kernels, normalised, rotate
+from magicrl.models.cpu_kernels import LANES, decodes, gated, has_kernels, normalised, rotate
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import is_silu, rms_norm, signed
@@ -152,9 +152,9 @@ class _Layer:
         self.activation = cast("Callable[[Tensor], Tensor]", mlp.act_fn)
         weight = cast(Tensor, attention.q_proj.weight)
         exact = getattr(attention, "exact", False)
-        # In exact mode the learner rotates by the same kernel.
-        self._rotates = has_kernels(weight.dtype, weight.device, self.head_dim)
-        gates = not exact and has_kernels(weight.dtype, weight.device, len(mlp.gate_proj.weight))
+        # In exact mode the learner rotates by the same kernel, in bfloat16 only.
+        self._rotates = (has_kernels if exact else decodes)(weight.dtype, weight.device, self.head_dim)
+        gates = not exact and decodes(weight.dtype, weight.device, len(mlp.gate_proj.weight), LANES)
         self._gates = gates and is_silu(mlp.act_fn)
         self.rules = EXACT if exact else PLAIN
 
@@ -203,7 +203,7 @@ class FusedDecoder:
             weight, eps = module.weight, float(module.variance_epsilon)
             if exact:
                 return lambda x: rms_norm(x, weight, eps)
-            if has_kernels(weight.dtype, weight.device, len(weight)):
+            if decodes(weight.dtype, weight.device, len(weight), LANES):
                 return lambda x: normalised(x, weight, eps)
             return lambda x: F.rms_norm(x, weight.shape, weight, eps)
 

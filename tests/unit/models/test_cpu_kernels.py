@@ -191,21 +191,27 @@ def test_layers_with_rules_of_their_own_are_torchs(monkeypatch: pytest.MonkeyPat
         assert torch.equal(step.attend(rules=each), seen)
 
 
+in_both = pytest.mark.parametrize(("dtype", "rounding"), [(BF16, 2**-8), (torch.float32, 1e-6)])
+
+
 @served
-def test_norms_are_torchs() -> None:
-    x, weight = torch.randn(3, 5, 96).mul(7).to(BF16), torch.rand(96).to(BF16)
+@in_both
+def test_norms_are_torchs(dtype: torch.dtype, rounding: float) -> None:
+    x, weight = torch.randn(3, 5, 96).mul(7).to(dtype), torch.rand(96).to(dtype)
     found = cpu_kernels.normalised(x[:, 1:4], weight, 1e-2)
     expected = F.rms_norm(x[:, 1:4].double(), (96,), weight.double(), 1e-2)
-    torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=0)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, rtol=rounding, atol=0)
 
 
 @served
-def test_gates_are_torchs() -> None:
-    x = torch.randn(7, 2 * 48).mul(4).to(BF16)
+@in_both
+def test_gates_are_torchs(dtype: torch.dtype, rounding: float) -> None:
+    x = torch.randn(7, 2 * 48).mul(4).to(dtype)
     x[0, 0], x[1, 1], x[2, 2] = 200, -200, -0.0
     found = cpu_kernels.gated(*x.chunk(2, dim=-1))
     gate, up = x.double().chunk(2, dim=-1)
-    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=2**-8, atol=1e-30)
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=rounding, atol=1e-30)
     x[3, 5] = torch.nan
     assert cpu_kernels.gated(*x.chunk(2, dim=-1)).isnan().nonzero().tolist() == [[3, 5]]
 
@@ -266,12 +272,13 @@ def test_gradients_are_added_in_float32() -> None:
 
 
 @served
-def test_heads_are_rotated_as_by_halves() -> None:
-    heads, (cos, sin) = torch.randn(5, 4, 64).to(BF16), torch.randn(2, 5, 64).to(BF16)
+@in_both
+def test_heads_are_rotated_as_by_halves(dtype: torch.dtype, rounding: float) -> None:
+    heads, (cos, sin) = torch.randn(5, 4, 64).to(dtype), torch.randn(2, 5, 64).to(dtype)
     expected = heads.double() * cos[:, None].double() + heads.double().roll(32, -1) * sin[:, None].double()
     whole = heads.clone()
     cpu_kernels.rotate(whole[:, :3], cos, sin)
-    torch.testing.assert_close(whole[:, :3].double(), expected[:, :3], rtol=2**-8, atol=1e-6)
+    torch.testing.assert_close(whole[:, :3].double(), expected[:, :3], rtol=rounding, atol=1e-6)
     assert torch.equal(whole[:, 3], heads[:, 3]), "values stay"
 
 

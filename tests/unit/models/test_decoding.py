@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from copy import deepcopy
 from typing import Any
 
@@ -20,7 +21,9 @@ from transformers import (
     Qwen3Config,
 )
 
+from magicrl.models import cpu_kernels, decoding
 from magicrl.models.decoding import fused_decoder
+from magicrl.models.exact import use_exact
 from magicrl.models.head import Float32Head
 from magicrl.models.packing import ATTENTION_NAME, PackedContext, register_attention
 
@@ -79,6 +82,25 @@ def test_logits_are_the_models_own(kind: str, dtype: torch.dtype) -> None:
     with torch.inference_mode():
         torch.testing.assert_close(fused(*inputs(), PackedContext(LENGTHS), kept), found[kept], rtol=0, atol=1e-5)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
+@pytest.mark.parametrize("exact", [False, True])
+def test_kernels_serve_a_model_in_float32_too(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In exact mode norms, gates and rotations are the learner's, which has no kernels in float32."""
+    calls: list[str] = []
+    for name in ("normalised", "rotate", "gated"):
+        counted = getattr(cpu_kernels, name)
+        monkeypatch.setattr(decoding, name, lambda *x, name=name, counted=counted: calls.append(name) or counted(*x))
+    sizes = {"hidden_size": 48, "head_dim": 32, "intermediate_size": 176}  # no multiples of 32 but the heads
+    model = made(LlamaConfig(**(SIZES | sizes)), torch.float32)
+    if exact:
+        use_exact(model)
+    found, expected = both(model, fused_decoder(model))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    layers = model.config.num_hidden_layers
+    wanted = {} if exact else {"normalised": 2 * layers + 1, "rotate": layers, "gated": layers}
+    assert Counter(calls) == wanted
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

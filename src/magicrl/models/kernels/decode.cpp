@@ -184,7 +184,7 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
             const void* response_v, int64_t response_width, const int64_t* order, const int64_t* parts,
             int64_t part_count, int64_t most_rows, const int64_t* owners, const int64_t* prompt_lengths,
             const int64_t* held, int64_t kv_heads, int64_t group, int64_t dim, float scale, int threads) {
-  const auto run = [&](auto number) {
+  in_precision(wide, [&](auto number) {
     using T = decltype(number);
     const auto *prompt_keys = (const T* const*)prompt_k, *prompt_values = (const T* const*)prompt_v;
     const auto *keys = (T* const*)response_k, *values = (T* const*)response_v;
@@ -218,9 +218,7 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
           }
       }
     }
-  };
-  if (wide) run(float());
-  else run(bf16());
+  });
 }
 
 // Causal attention of whole sequences, with the bits that `attend` has for each of their tokens. The queries are those of
@@ -228,7 +226,7 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
 // [sequences, width, group] of the softmax.
 void attend_exactly(int wide, void* out, float* log_sums, const void* q, const void* k, const void* v,
                     int64_t sequences, int64_t width, int64_t keys, int64_t group, int64_t dim, float scale, int threads) {
-  const auto run = [&](auto number) {
+  in_precision(wide, [&](auto number) {
     using T = decltype(number);
     const int64_t first = keys - width, blocks = (width + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -260,8 +258,6 @@ void attend_exactly(int wide, void* out, float* log_sums, const void* q, const v
           }
         }
     }
-  };
-  if (wide) run(float());
-  else run(bf16());
+  });
 }
 }

@@ -16,14 +16,58 @@ inline __m512 sigmoid(__m512 x) {
 
 extern "C" {
 
-// silu(gate) * up of [rows, width] each, in rows of `row` numbers, rounded once.
-void gated(bf16* out, const bf16* gate, const bf16* up, int64_t row, int64_t rows, int64_t width, int threads) {
+// silu(gate) * up of [rows, width] each, in rows of `row` numbers, rounded once. The numbers here and of `rotate` and
+// `normalise` are float32 if `wide`, else bfloat16.
+void gated(int wide, void* out, const void* gate, const void* up, int64_t row, int64_t rows, int64_t width,
+           int threads) {
+  in_precision(wide, [&](auto number) {
+    using T = decltype(number);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t r = 0; r < rows; ++r)
-    for (int64_t i = 0; i < width; i += 16) {
-      const __m512 g = load(gate + r * row + i);
-      store(out + r * width + i, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid(g)), load(up + r * row + i)));
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < width; i += 16) {
+        const __m512 g = load((const T*)gate + r * row + i), u = load((const T*)up + r * row + i);
+        store((T*)out + r * width + i, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid(g)), u));
+      }
+  });
+}
+
+// The first `heads` heads of each row of `x`, rotated and rounded once: x cos + x' sin, x' being x with its halves in each
+// other's place and `sin` carrying the signs. `cos` and `sin` are [rows, dim]; `out` may be `x`.
+void rotate(int wide, void* out, int64_t out_row, const void* x, int64_t x_row, const void* cos, const void* sin,
+            int64_t rows, int64_t heads, int64_t dim, int threads) {
+  in_precision(wide, [&](auto number) {
+    using T = decltype(number);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t i = 0; i < dim / 2; i += 16) {
+        const T *cosines = (const T*)cos + row * dim + i, *sines = (const T*)sin + row * dim + i;
+        const __m512 c[2] = {load(cosines), load(cosines + dim / 2)}, s[2] = {load(sines), load(sines + dim / 2)};
+        for (int64_t head = 0; head < heads; ++head) {
+          const T* from = (const T*)x + row * x_row + head * dim + i;
+          T* place = (T*)out + row * out_row + head * dim + i;
+          const __m512 low = load(from), high = load(from + dim / 2);
+          store(place, _mm512_fmadd_ps(low, c[0], _mm512_mul_ps(high, s[0])));
+          store(place + dim / 2, _mm512_fmadd_ps(high, c[1], _mm512_mul_ps(low, s[1])));
+        }
+      }
+  });
+}
+
+// x / rms(x) * weight, rounded once.
+void normalise(int wide, void* out, const void* x, const void* weight, int64_t rows, int64_t width, float eps,
+               int threads) {
+  in_precision(wide, [&](auto number) {
+    using T = decltype(number);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < rows; ++row) {
+      const T* from = (const T*)x + row * width;
+      __m512 squares = _mm512_setzero_ps();
+      for (int64_t i = 0; i < width; i += 16) squares = _mm512_fmadd_ps(load(from + i), load(from + i), squares);
+      const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps));
+      for (int64_t i = 0; i < width; i += 16)
+        store((T*)out + row * width + i, _mm512_mul_ps(_mm512_mul_ps(load(from + i), scale), load((const T*)weight + i)));
     }
+  });
 }
 
 // Its gradients from `pull`, and its values again, `count` numbers each. With s = sigmoid(g), silu'(g) = s (1 + g - g s).
@@ -38,39 +82,6 @@ void gated_backward(bf16* out, bf16* gate_slope, bf16* up_slope, const bf16* pul
     store(out + i, _mm512_mul_ps(active, u));
     store(gate_slope + i, _mm512_mul_ps(_mm512_mul_ps(p, u), slope));
     store(up_slope + i, _mm512_mul_ps(p, active));
-  }
-}
-
-// The first `heads` heads of each row of `x`, rotated and rounded once: x cos + x' sin, x' being x with its halves in each
-// other's place and `sin` carrying the signs. `cos` and `sin` are [rows, dim]; `out` may be `x`.
-void rotate(bf16* out, int64_t out_row, const bf16* x, int64_t x_row, const bf16* cos, const bf16* sin, int64_t rows,
-            int64_t heads, int64_t dim, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t row = 0; row < rows; ++row)
-    for (int64_t i = 0; i < dim / 2; i += 16) {
-      const int64_t j = i + dim / 2;
-      const __m512 c[2] = {load(cos + row * dim + i), load(cos + row * dim + j)};
-      const __m512 s[2] = {load(sin + row * dim + i), load(sin + row * dim + j)};
-      for (int64_t head = 0; head < heads; ++head) {
-        const bf16* from = x + row * x_row + head * dim;
-        bf16* place = out + row * out_row + head * dim;
-        const __m512 low = load(from + i), high = load(from + j);
-        store(place + i, _mm512_fmadd_ps(low, c[0], _mm512_mul_ps(high, s[0])));
-        store(place + j, _mm512_fmadd_ps(high, c[1], _mm512_mul_ps(low, s[1])));
-      }
-    }
-}
-
-// x / rms(x) * weight, rounded once.
-void normalise(bf16* out, const bf16* x, const bf16* weight, int64_t rows, int64_t width, float eps, int threads) {
-#pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t row = 0; row < rows; ++row) {
-    __m512 squares = _mm512_setzero_ps();
-    for (int64_t i = row * width; i < (row + 1) * width; i += 16)
-      squares = _mm512_fmadd_ps(load(x + i), load(x + i), squares);
-    const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps));
-    for (int64_t i = 0; i < width; i += 16)
-      store(out + row * width + i, _mm512_mul_ps(_mm512_mul_ps(load(x + row * width + i), scale), load(weight + i)));
   }
 }
 

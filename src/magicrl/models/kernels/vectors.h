@@ -25,8 +25,16 @@ inline __mmask16 lanes(int64_t count) {
 inline __m512 load(const bf16* from, __mmask16 some = 0xffff) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from)), 16));
 }
+inline __m512 load(const float* from) { return _mm512_loadu_ps(from); }
 inline void store(float* to, __m512 x) { _mm512_storeu_ps(to, x); }
 inline void store(bf16* to, __m512 x) { _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh(x)); }
+
+// `run` with a number of the precision in which the caller computes.
+template <class Run>
+void in_precision(int wide, const Run& run) {
+  if (wide) run(float());
+  else run(bf16());
+}
 
 // e^x of x <= 0; NaN stays NaN, since `max` gives its second operand then
 inline __m512 exponential(__m512 x) {
