@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import math
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ UNLIMITED_CONTEXT = 2**31 - 1
 """``max_context`` of a server that does not state it."""
 
 T = TypeVar("T")
+_ROUNDING = 1e-4  # a log-prob of 0 may be stated this much above it
 _FIRST_ATTEMPTS = 3  # an unreachable server mostly means a wrong address
 _STATED = {
     FinishReason.STOP: ("stop", "eos", "eos_token", "stop_sequence", "end_turn"),
@@ -258,6 +260,8 @@ class OpenAIEngine(SchedulingEngine):
                 raise AnswerError("neither token ids nor usage.completion_tokens; name the model's tokenizer to count")
             encoded = [] if self.tokenizer is None else self.tokenizer(text, add_special_tokens=False)["input_ids"]
             ids = [UNKNOWN_TOKEN] * (len(encoded) if usage is None else usage[1])
+        elif (beyond := next((n for n, i in enumerate(ids) if not 0 <= i < 2**31), None)) is not None:
+            raise AnswerError(f"the id of token {beyond + 1} is {ids[beyond]}; ids are 0 to {2**31 - 1}")
         limit, stated = request.sampling.max_tokens, choice.get("finish_reason")
         # some servers state no reason: then a response as long as the limit was truncated
         if stated is None:
@@ -306,6 +310,9 @@ class OpenAIEngine(SchedulingEngine):
         values = _stated_logprobs(choice) if known else []
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
             values = []
+        for number, value in enumerate(values, start=1):
+            if not -math.inf < value <= _ROUNDING:
+                raise AnswerError(f"the log-prob of token {number} is {value}, which no sampled token has")
         return frozen_floats(np.asarray(values, dtype=np.float32))
 
 

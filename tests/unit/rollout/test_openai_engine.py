@@ -235,7 +235,7 @@ def test_fields_are_added_left_out_and_renamed() -> None:
 
 
 def test_trouble_that_passes_is_tried_again() -> None:
-    """Try 429 with and without a requested wait, 5xx, a truncated answer, a closed connection, and a timeout."""
+    """Try 429 with and without a wait, 5xx, a truncated answer, errors within a 200, a closed connection, a timeout."""
     never = threading.Event()
     troubles = iter(
         [
@@ -244,6 +244,9 @@ def test_trouble_that_passes_is_tried_again() -> None:
             Reply(status=429, body="", headers={"retry-after-ms": "100"}),
             Reply(status=503, body="<html><body>loading</body></html>"),
             Reply(status=200, body='{"choices": [{"te'),
+            Reply(body={"error": {"message": "busy", "code": 429}}),
+            Reply(body={"error": {"message": "busy", "code": "rate_limit_exceeded"}}),
+            Reply(body={"error": "no worker"}),
             Reply(status=200, body="{}", headers={"content-length": "50", "connection": "close"}),
             Reply(body={}, hold=never),
         ]
@@ -251,12 +254,12 @@ def test_trouble_that_passes_is_tried_again() -> None:
     state = random.getstate()
     with (
         scripted(listing(lambda asked: next(troubles, completion()))) as server,
-        engine_on(server, attempt_seconds=0.5, attempts=8, total_seconds=99) as engine,
+        engine_on(server, attempt_seconds=0.5, attempts=11, total_seconds=99) as engine,
     ):
         engine.submit([request(group_size=1)])
         (sample,) = engine.finished_samples()
         assert sample.completion.text == "4"
-        assert (engine.usage.requests, engine.usage.retries) == (1, 7)
+        assert (engine.usage.requests, engine.usage.retries) == (1, 10)
         never.set()
     assert random.getstate() == state, "a retry changes no random number of the run"
     assert len({asked.body["seed"] for asked in server.posts}) == 1
@@ -310,6 +313,26 @@ REFUSALS = {
         Reply(status=308, body="", headers={"location": "https://new.example/v1/completions?key=1"}),
         r"it redirects to \(https://new\.example/v1/completions\)",
     ),
+    "an error within a 200": (
+        Reply(body={"error": {"message": "no such model", "code": 404}}),
+        "status 200 with the error 404: no such model; model 'tiny' is not served; served: small, large",
+    ),
+    "a coded error within a 200": (
+        Reply(body={"error": {"message": "bad temperature", "type": "invalid_request_error"}}),
+        "status 200 with the error invalid_request_error: bad temperature; a field it does not take",
+    ),
+    "log-prob without a value": (
+        completion(logprobs={"token_logprobs": [-1.0, float("nan")]}),
+        "the answer cannot be used: the log-prob of token 2 is nan",
+    ),
+    "log-prob above 0": (
+        completion(logprobs={"token_logprobs": [0.5, -1.0]}),
+        "the answer cannot be used: the log-prob of token 1 is 0.5",
+    ),
+    "token id beyond 32 bits": (
+        completion(token_ids=[5, 2**31]),
+        "the answer cannot be used: the id of token 2 is 2147483648",
+    ),
     "no choice": (Reply(body={"choices": []}), "the answer cannot be used: no choices"),
     "strange end": (completion(reason="boredom"), "finish_reason is 'boredom'"),
     "uncounted": (Reply(body={"choices": [{"text": "4", "finish_reason": "stop"}]}), "name the model's tokenizer"),
@@ -322,7 +345,7 @@ def test_a_refusal_is_not_repeated_and_says_what_to_do(name: str, monkeypatch: p
     reply, text = REFUSALS[name]
     with scripted(lambda asked: models("small", "large") if asked.body is None else reply) as server:
         with engine_on(server) as engine:
-            engine.submit([request(group_size=1)])
+            engine.submit([request(group_size=1, temperature=1.0)])
             with pytest.raises(ServerError, match=text) as caught:
                 list(engine.finished())
         assert f"problem 'p0', sample 0: POST {server.url}/completions" in str(caught.value)

@@ -115,6 +115,7 @@ _NEVER = frozenset({501, 505})
 _TOO_LONG = re.compile(
     r"context.?length|context window|maximum context|max_model_len|too many tokens|(prompt|input) is too long", re.I
 )
+_WRONG_REQUEST = re.compile(r"invalid|not_?found|bad_?request|authentication|permission|context_length|quota", re.I)
 _KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]  # a long answer is silent until it is whole
 
 
@@ -230,7 +231,11 @@ class Transport:
             ) from None
         if not response.is_success:
             raise self._refusal(where, response)
-        return self._object(where, response)
+        answer = self._object(where, response)
+        # gateways put the error of the server behind them into an answer of their own
+        if (answer.get("error") or answer.get("object") == "error") and not answer.get("choices"):
+            raise self._refusal(where, response)
+        return answer
 
     def _object(self, where: str, response: httpx2.Response) -> dict[str, Any]:
         try:
@@ -249,10 +254,14 @@ class Transport:
     def _refusal(self, where: str, response: httpx2.Response) -> ServerError:
         status = response.status_code
         code, message = _error_of(response)
-        said = self.clean(message)[:400]
+        said, stated = self.clean(message)[:400], f"status {status}"
+        if response.is_success:
+            stated += f" with the error {self.clean(code)[:80]}".rstrip() if code else " with an error"
+            # without a status of its own: a wrong request if the code says so, else trouble that may pass
+            status = int(code) if re.fullmatch("[45][0-9]{2}", code) else 400 if _WRONG_REQUEST.search(code) else 500
         retryable = (status in _AGAIN or status >= 500) and status not in _NEVER and code != "insufficient_quota"
         return ServerError(
-            f"{where}: status {status}{': ' + said if said else ''}; {self._remedy(status, code, message, response)}",
+            f"{where}: {stated}{': ' + said if said else ''}; {self._remedy(status, code, message, response)}",
             status=status,
             retryable=retryable,
             wait=_asked_wait(response.headers) if retryable else None,
