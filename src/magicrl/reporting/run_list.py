@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import operator
 import os
 import re
@@ -27,6 +28,8 @@ from magicrl.reporting.scores import comparisons
 from magicrl.reporting.variants import decides, differing, path_labels, run_settings
 
 COLUMNS = ("run", "recipe", "status", "steps", "best", "last", "train", "test", "verdict", "started", "seconds")
+_SCORES = ("best", "last", "train", "test", "seconds")
+"""Columns that hold numbers, where a run has them."""
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
     "<=": operator.le,
@@ -182,7 +185,7 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
             text), ...
 
     Raises:
-        RecipeError: not a condition, or a name that no run has.
+        RecipeError: not a condition, a name that no run has, or text to compare numbers with.
     """
     kept = list(runs)
     for text in conditions:
@@ -191,8 +194,26 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
             raise RecipeError(f"--where {text}: a condition is NAME=VALUE, or with != < <= > >= ~ (contains the text)")
         name, sign, wanted = match.groups()
         known_name(name, runs, "--where")
+        values = [value for value in (run.value(name) for run in runs) if value is not None]
+        if (
+            sign != "~"
+            and (all(map(_is_number, values)) if values else name in _SCORES)
+            and not _reads_as_number(wanted)
+        ):
+            raise RecipeError(f"--where {text}: {name} is a number, and {wanted!r} is none; as in {name}{sign}0.5")
         kept = [run for run in kept if _meets(run.value(name), sign, wanted)]
     return kept
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return False
 
 
 def _meets(value: Any, sign: str, wanted: str) -> bool:
@@ -200,7 +221,7 @@ def _meets(value: Any, sign: str, wanted: str) -> bool:
         return sign == "!="  # a missing value equals nothing
     if sign == "~":
         return wanted.lower() in str(value).lower()
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if _is_number(value):
         try:
             return _COMPARISONS[sign](value, float(wanted))
         except ValueError:

@@ -86,6 +86,9 @@ def test_a_name_that_no_run_has_is_refused_with_the_nearest(variant_folders: lis
         run_list.where(runs, ["algorithm.los=ppo"])
     with pytest.raises(RecipeError, match="a condition is NAME=VALUE"):
         run_list.where(runs, ["loss"])
+    for wanted in ("best>=abc", "run.seed<one", "entropy/exact/mean=nan"):
+        with pytest.raises(RecipeError, match=rf"--where {wanted}: .* is a number, and '\w+' is none; as in \S+0\.5"):
+            run_list.where(runs, [wanted])
     with pytest.raises(RecipeError, match="no run has that name"):
         run_list.find_run(runs, "nowhere")
 
