@@ -155,5 +155,5 @@ if __name__ == "__main__":
     if len(sys.argv) > 1:
         start: Path | str = sys.argv[1]
     else:  # a model that was taught to end its responses; made once, in two seconds
-        start = run_sft(load_sft_recipe(Path("tiny-sft")), Path("runs/models/tiny-start")).folder
+        start = run_sft(load_sft_recipe(Path("tiny-sft")), Path("runs/models/tiny-start"))
     Loop(start, problems(), STAGES).run()

@@ -522,7 +522,7 @@ def make_start(start: PlannedStart, work: Path) -> Path:
     if start.after is not None:
         before = make_start(start.after, work)
         recipe = recipe.model_copy(update={"model": SftModelConfig(folder=str(before))})
-    return run_sft(recipe, start_folder(start, work)).folder
+    return run_sft(recipe, start_folder(start, work))
 
 
 def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:

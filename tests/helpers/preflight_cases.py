@@ -87,7 +87,7 @@ class Case:
 
 def made(recipe: Path, folder: Path) -> Path:
     """Return the supervised start of a recipe, and make it if it is missing."""
-    return run_sft(load_sft_recipe(recipe), folder).folder
+    return run_sft(load_sft_recipe(recipe), folder)
 
 
 def cases(folder: Path) -> list[Case]:

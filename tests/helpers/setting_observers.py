@@ -316,9 +316,9 @@ class Observers:
             check_sft(config, output)
             for calls in seen.values():
                 calls.clear()
-            result = run_sft(config, output)
+            run_sft(config, output)
         record = json.loads((output / "sft.json").read_text())
-        figures = {"losses": result.losses, "tokens": result.tokens, "threads": record["threads"]}
+        figures = {name: record[name] for name in ("losses", "tokens", "threads")}
         return {**seen, **figures, **_of_model(output)}
 
     def see_shown(self, config: SftConfig, folder: Path) -> Seen:

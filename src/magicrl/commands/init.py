@@ -395,7 +395,7 @@ def _write(
         raise NothingToLearn(f"Nothing to learn from: {found.message}. {found.remedy} No recipe was written.")
     best, solved = begun or (best, None)
     place = read.source.family or read.source.hub or beside(str(read.source.path), output)
-    proposal = propose(
+    text, numbers, start = propose(
         Setting(
             model=beside(model, output) if Path(model).is_dir() else model,
             data=place,
@@ -416,11 +416,11 @@ def _write(
         speed,
         solved,
     )
-    if proposal.seconds > 1.2 * 60 * minutes:
+    if numbers.seconds > 1.2 * 60 * minutes:
         print_prose(
             console,
-            f"note: --minutes {minutes:g} is too short: the fewest steps that can show an effect are {proposal.steps}, "
-            f"and with the evaluations they take {duration(proposal.seconds)}",
+            f"note: --minutes {minutes:g} is too short: the fewest steps that can show an effect are {numbers.steps}, "
+            f"and with the evaluations they take {duration(numbers.seconds)}",
         )
     if not keep and solved is not None:
         raise NothingToLearn(
@@ -429,17 +429,17 @@ def _write(
         )
     if keep:
         output.parent.mkdir(parents=True, exist_ok=True)
-        if solved is not None and proposal.start is not None:
-            _start_file(output).write_text(proposal.start, encoding="utf-8")
+        if solved is not None:
+            _start_file(output).write_text(start, encoding="utf-8")
             load_sft_recipe(_start_file(output))
             print_prose(console, f"{_start_file(output)}: supervised fine-tuning first, because {solved.why}")
-        output.write_text(proposal.text, encoding="utf-8")
+        output.write_text(text, encoding="utf-8")
     # an invalid recipe must fail here, not when it is used
-    load_train_recipe(output if keep else tomllib.loads(proposal.text))
+    load_train_recipe(output if keep else tomllib.loads(text))
     name = f"{output}: " if keep else "recipe: "
-    steps = f"about {proposal.steps} steps of {duration(proposal.step_seconds)}"
-    print_prose(console, f"{name}{steps}, {duration(proposal.seconds)} with the evaluations")
-    return proposal.text
+    steps = f"about {numbers.steps} steps of {duration(numbers.step_seconds)}"
+    print_prose(console, f"{name}{steps}, {duration(numbers.seconds)} with the evaluations")
+    return text
 
 
 def written_by_init(recipe: Path | Mapping[str, Any]) -> bool:

@@ -168,6 +168,6 @@ def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) 
         check_sft(config, folder)
     started = time.perf_counter()
     with placed_errors(recipe, set_ or []), LiveDisplay(console=console, title=config.run.name) as display:
-        result = run_sft(config, folder, on_step=functools.partial(display.progress, "supervised start"))
-    console.print(f"model: {result.folder} ({time.perf_counter() - started:.0f} s)")
+        run_sft(config, folder, on_step=functools.partial(display.progress, "supervised start"))
+    console.print(f"model: {folder} ({time.perf_counter() - started:.0f} s)")
     return 0

@@ -145,7 +145,7 @@ class Setup:
     @cached_property
     def start(self) -> Path:
         """Starting model of the recipe ``tiny``: weak, but it ends its responses and is sometimes correct."""
-        return run_sft(load_sft_recipe(find_recipe(Path("tiny-sft"))), self.folder / "start").folder
+        return run_sft(load_sft_recipe(find_recipe(Path("tiny-sft"))), self.folder / "start")
 
     @cached_property
     def problems(self) -> Path:

@@ -190,8 +190,7 @@ def start_model_folder(start: StartConfig, models_root: Path, progress: Progress
     if start.model is not None:
         return start.model
     recipe, folder = supervised_start(start, models_root)
-    result = run_sft(recipe, folder, on_step=partial(progress, "supervised start"))
-    return result.folder
+    return run_sft(recipe, folder, on_step=partial(progress, "supervised start"))
 
 
 def make_training_engine(

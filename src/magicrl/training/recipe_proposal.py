@@ -310,16 +310,6 @@ class Setting(NamedTuple):
     """Time budget of the run."""
 
 
-class Proposal(NamedTuple):
-    """A recipe, the expected seconds per step and of the run, its steps, and the recipe of a supervised start."""
-
-    text: str
-    step_seconds: float
-    steps: int
-    seconds: float
-    start: str | None = None
-
-
 class Solved(NamedTuple):
     """Worked solutions for a supervised start."""
 
@@ -443,10 +433,15 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     )
 
 
-def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solved: Solved | None = None) -> Proposal:
+def propose(
+    setting: Setting, look: Look, model: ModelConfig, speed: Speed, solved: Solved | None = None
+) -> tuple[str, Numbers, str]:
     """Return a recipe for ``setting`` with the best prompt template, each number with its reason.
 
     With ``solved`` it starts with a supervised start, and answers are expected to resemble the solutions.
+
+    Returns:
+        The text of the recipe, its numbers, and the text of the supervised start's recipe, empty without one.
     """
     n = numbers(setting, look, speed, solved=solved is not None)
     rate = proposed_learning_rate(setting.parameters)
@@ -511,8 +506,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ["[evaluation]", "temperatures = [0.0, 1.0]", "samples = 4", "pass_at = [4]"],
         ["[checkpoint]", f"every = {max(5, min(20, n.steps // 4))}"],
     ]
-    start = _start(setting, look.way, model, speed, solved, n.held_out) if solved else None
-    return Proposal(text=_written(sections), step_seconds=n.step_seconds, steps=n.steps, seconds=n.seconds, start=start)
+    return _written(sections), n, _start(setting, look.way, model, speed, solved, n.held_out) if solved else ""
 
 
 def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved: Solved, held: int) -> str:

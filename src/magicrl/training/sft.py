@@ -21,7 +21,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -112,25 +112,6 @@ OnStep = Callable[[int, int], None]
 """Called after each step with the number of finished steps and of all steps of the recipe."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SftResult:
-    """A supervised model.
-
-    Attributes:
-        folder: Model folder. Its ``sft.json`` records how it was trained.
-        reused: Whether the same recipe had trained it before.
-        losses: Loss curve of each phase, one value per step.
-        tokens: Prompt and response tokens learned from.
-        seconds: Wall-clock seconds of training, over all attempts.
-    """
-
-    folder: Path
-    reused: bool
-    losses: tuple[tuple[float, ...], ...]
-    tokens: int
-    seconds: float
-
-
 def recipe_hash(config: SftConfig) -> str:
     """Return a hash of what decides the weights: everything but the run's name, output, device and threads."""
     phases = tuple(named_by_content(phase) for phase in config.phases)
@@ -174,7 +155,7 @@ def run_sft(
     on_step: OnStep | None = None,
     *,
     checkpoint_seconds: float = 120.0,
-) -> SftResult:
+) -> Path:
     """Train the recipe's model into ``output``: a complete model folder with ``sft.json``, or nothing.
 
     A model that the same recipe trained there is reused. Unfinished work is in ``<output>.partial`` next to it, from
@@ -186,19 +167,22 @@ def run_sft(
         on_step: Progress callback.
         checkpoint_seconds: Wall-clock time between checkpoints. It changes no result.
 
+    Returns:
+        ``output``.
+
     Raises:
         ValueError: The output holds another recipe's model or something else, a family is unknown, a demonstration
             exceeds the model's context, or the initial model is missing.
     """
     partial = _partial(output)
-    found = _finished(config, output)
-    if found is None:
-        # Checked again inside: another process may have trained it in the meantime.
+    if finished_model(config, output) is None:
         with only_writer(partial, wait=True):  # of several runs with the same initial model, one trains it
-            found = _finished(config, output) or _make(config, output, partial, on_step, checkpoint_seconds)
+            # Checked again inside: another process may have trained it in the meantime.
+            if finished_model(config, output) is None:
+                _make(config, output, partial, on_step, checkpoint_seconds)
     # Also removes what a process left that was killed after its last move.
     shutil.rmtree(partial, ignore_errors=True)
-    return found
+    return output
 
 
 def _make(
@@ -207,7 +191,7 @@ def _make(
     partial: Path,
     on_step: OnStep | None,
     checkpoint_seconds: float,
-) -> SftResult:
+) -> None:
     write_atomically(partial / "recipe_hash", recipe_hash(config))  # claims the folder, as `finished_model` allowed
     former = torch.get_num_threads()
     torch.set_num_threads(config.run.threads or former)
@@ -247,15 +231,6 @@ def _make(
     (model / "README.md").write_text(card, encoding="utf-8")
     # Last and in one move: a model folder is complete or absent.
     model.replace(output)
-    return _result(output, record, reused=False)
-
-
-def _finished(config: SftConfig, output: Path) -> SftResult | None:
-    """Return the model in ``output``, or None."""
-    if finished_model(config, output) is None:
-        return None
-    record = json.loads((output / RECORD).read_text(encoding="utf-8"))
-    return _result(output, record, reused=True)
 
 
 def finished_model(config: SftConfig, output: Path) -> Path | None:
@@ -350,16 +325,6 @@ def _train(
                 writer.begin(Checkpoint(step=done, tensors=tensors, state=state), keep_last=1)
                 saved = time.monotonic()
     return {"losses": losses, "tokens": tokens, "seconds": seconds}, learner
-
-
-def _result(folder: Path, record: dict[str, Any], *, reused: bool) -> SftResult:
-    return SftResult(
-        folder=folder,
-        reused=reused,
-        losses=tuple(tuple(float(x) for x in phase) for phase in record["losses"]),
-        tokens=int(record["tokens"]),
-        seconds=float(record["seconds"]),
-    )
 
 
 def supervised_sample(

@@ -82,7 +82,7 @@ def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     recipe = folder / "sft.toml"
     recipe.write_text(SFT)
-    return run_sft(load_sft_recipe(recipe), folder / "toy-start").folder
+    return run_sft(load_sft_recipe(recipe), folder / "toy-start")
 
 
 @pytest.fixture(scope="session")

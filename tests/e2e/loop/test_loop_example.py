@@ -56,7 +56,7 @@ def recipe(example: Any, start: Path) -> TrainConfig:
 
 def test_the_loop_makes_the_trainers_weights(example: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.set_num_threads(1)
-    start = run_sft(load_sft_recipe(Path("tiny-sft")), tmp_path / "start").folder
+    start = run_sft(load_sft_recipe(Path("tiny-sft")), tmp_path / "start")
     loop = example.Loop(start, example.problems(), example.STAGES)
     loop.run()
     lines = capsys.readouterr().out.splitlines()

@@ -58,7 +58,7 @@ LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads":
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     (folder / "sft.toml").write_text(toy_sft())
-    return run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy").folder
+    return run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy")
 
 
 def problems(path: Path, gold: str | None = None) -> Path:

@@ -76,7 +76,7 @@ class Desk:
     def prepare(cls, root: Path) -> Desk:
         """Make both in ``root``, which takes some seconds."""
         (root / "sft.toml").write_text(SFT)
-        start = run_sft(load_sft_recipe(root / "sft.toml"), root / "start").folder
+        start = run_sft(load_sft_recipe(root / "sft.toml"), root / "start")
         here = Path.cwd()
         os.chdir(root)
         try:

@@ -178,7 +178,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Pat
     """Return a run of two steps on a starting model with a chat template, a base model and a licence file."""
     folder = tmp_path_factory.mktemp("run")
     (folder / "sft.toml").write_text(SFT)
-    start = run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy-start").folder
+    start = run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy-start")
     tokenizer = AutoTokenizer.from_pretrained(start)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(start)

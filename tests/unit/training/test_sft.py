@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,30 +185,34 @@ def test_a_demonstration_that_ends_in_an_observation_is_refused(tmp_path: Path) 
         run_sft(config.model_copy(update={"phases": (phase,)}), tmp_path / "start")
 
 
+def recorded(model: Path) -> dict[str, Any]:
+    """Return the record of how a model was trained."""
+    return json.loads((model / "sft.json").read_text())
+
+
 def test_a_trivial_family_is_learned_saved_and_reused(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     torch.set_num_threads(2)
     result = run_sft(recipe(steps=(60, 5)), tmp_path / "start", lambda *progress: told.append(progress))
     assert torch.get_num_threads() == 2, "the caller's; the recipe has 1"
-    assert [len(phase) for phase in result.losses] == [60, 5]
-    assert result.losses[0][0] > 1.5
-    assert result.losses[1][-1] < 0.1
+    record = recorded(result)
+    assert [len(phase) for phase in record["losses"]] == [60, 5]
+    assert record["losses"][0][0] > 1.5
+    assert record["losses"][1][-1] < 0.1
     assert told == [(done, 65) for done in range(1, 66)]
-    assert result.tokens == 65 * 8 * 5  # two prompt tokens, two letters and the end
+    assert record["tokens"] == 65 * 8 * 5  # two prompt tokens, two letters and the end
     assert not (tmp_path / "start.partial").exists()
-    loaded = load_policy(result.folder)
-    record = json.loads((result.folder / "sft.json").read_text())
+    loaded = load_policy(result)
     assert record["recipe"]["phases"][0]["steps"] == 60
     assert record["versions"]["torch"] == importlib.metadata.version("torch")
-    model = AutoModelForCausalLM.from_pretrained(result.folder)
+    model = AutoModelForCausalLM.from_pretrained(result)
     encoder = PromptEncoder(loaded.tokenizer, 16)
     problem = Problem(id="p", prompt="c :", references=("c",), verifier="exact", source="test")
     prompt = torch.tensor(encoder.encode(problem).tolist())[None]
     out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False)
     assert encoder.decode(out[0, 2:].tolist()) == "c c"
-    again = run_sft(recipe(steps=(60, 5)), tmp_path / "start", kill_at(1))  # would raise if it trained
-    assert again.reused
-    assert again.losses == result.losses
+    run_sft(recipe(steps=(60, 5)), tmp_path / "start", kill_at(1))  # would raise if it trained
+    assert recorded(result) == record
 
 
 @pytest.mark.parametrize("step", [7, 25, 26, 31])
@@ -219,9 +224,9 @@ def test_interrupted_run_ends_bit_identical(tmp_path: Path, step: int) -> None:
     told: list[int] = []
     cut = run_sft(recipe(), tmp_path / "cut", lambda done, total: told.append(done))
     assert told[0] == step  # the step that was killed before its checkpoint, and none before it
-    assert cut.losses == whole.losses
-    assert cut.tokens == whole.tokens
-    first, second = (load_file(folder / "model.safetensors") for folder in (whole.folder, cut.folder))
+    assert recorded(cut)["losses"] == recorded(whole)["losses"]
+    assert recorded(cut)["tokens"] == recorded(whole)["tokens"]
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole, cut))
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
 
@@ -229,9 +234,9 @@ def test_interrupted_run_ends_bit_identical(tmp_path: Path, step: int) -> None:
 def test_each_phase_begins_with_fresh_moments(tmp_path: Path) -> None:
     made = run_sft(recipe(steps=(6, 1)), tmp_path / "two")
     first = run_sft(recipe(steps=(6,)), tmp_path / "one")
-    assert made.losses[0] == first.losses[0]
-    before = load_file(first.folder / "model.safetensors")
-    after = load_file(made.folder / "model.safetensors")
+    assert recorded(made)["losses"][0] == recorded(first)["losses"][0]
+    before = load_file(first / "model.safetensors")
+    after = load_file(made / "model.safetensors")
     # AdamW's first step moves each weight by lr * g / (|g| + eps): by the warm-up's half rate where g is not tiny.
     moved = (after["model.layers.0.mlp.down_proj.weight"] - before["model.layers.0.mlp.down_proj.weight"]).abs()
     assert float(moved.max()) == pytest.approx(0.5e-2, rel=1e-3)
@@ -257,7 +262,7 @@ def test_the_model_has_the_recipes_name_and_another_recipes_has_its_hash_too(tmp
         config = recipe(steps=(1,), seed=seed)
         (tmp_path / "own-sft.toml").write_text(to_toml(config))
         made, folder = supervised_start(StartConfig(sft=str(tmp_path / "own-sft.toml")), tmp_path / "models")
-        return run_sft(made, folder).folder
+        return run_sft(made, folder)
 
     assert start(0) == start(0) == tmp_path / "models" / "echo"
     other = start(1)
@@ -273,8 +278,6 @@ def test_demonstration_longer_than_the_context_names_problem_and_remedy(tmp_path
 def test_bfloat16_compute_keeps_float32_masters_across_phases(tmp_path: Path) -> None:
     config = recipe(steps=(20, 20), rate=1e-4)
     result = run_sft(config.model_copy(update={"training": ModelConfig(dtype="bfloat16")}), tmp_path / "b")
-    assert result.losses[1][-1] < result.losses[0][0]  # steps of 1e-4 would vanish in bfloat16 weights
-    assert (
-        describe_policy(load_policy(result.folder).model, load_policy(result.folder).tokenizer, folder="b").valid_vocab
-        == 7
-    )
+    losses = recorded(result)["losses"]
+    assert losses[1][-1] < losses[0][0]  # steps of 1e-4 would vanish in bfloat16 weights
+    assert describe_policy(load_policy(result).model, load_policy(result).tokenizer, folder="b").valid_vocab == 7
