@@ -204,31 +204,6 @@ class PendingSample:
         """Tokens of the response that vLLM gets as the end of the prompt."""
         return [] if self.before is None else self.before.tokens.tolist()
 
-    def settings(self, end_tokens: Sequence[int]) -> Any:
-        """Return vLLM's ``SamplingParams``: the plain distribution at tau, ended only by ``end_tokens``."""
-        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
-
-        sampling, known = self.group.request.sampling, len(self.given)
-        return SamplingParams(
-            temperature=sampling.temperature,
-            # All of these are off, because log-probs must be those of the plain softmax at tau.
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            # vLLM counts the given tokens as prompt, T counts them as response.
-            max_tokens=sampling.max_tokens - known,
-            seed=sample_seed(
-                sampling.seed, self.group.request.draw, self.index, known=self.group.request.offset + known
-            ),
-            ignore_eos=True,  # only our end tokens end a response
-            stop_token_ids=list(end_tokens),
-            logprobs=0,  # only of the sampled token
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
-
 
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
@@ -501,11 +476,34 @@ class VllmEngine(SchedulingEngine):
                 # to an earlier state uses the same versions again.
                 cache_salt=str(self._loads) if self.settings.vllm.keep_caches else None,
             ),
-            pending.settings(self._end_tokens),
+            self._sampling_params(pending),
             arrival_time=float(self._arrivals),  # vLLM orders its queue by it, which must not depend on the clock
             lora_request=None if self._adapters is None else self._adapters.request(),
             # The smaller number comes first.
             priority=-1 if self._groups.first else 0,
+        )
+
+    def _sampling_params(self, pending: PendingSample) -> Any:
+        """Return vLLM's ``SamplingParams``: the plain distribution at tau, ended only by our end tokens."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        request, known = pending.group.request, len(pending.given)
+        return SamplingParams(
+            temperature=request.sampling.temperature,
+            # All of these are off, because log-probs must be those of the plain softmax at tau.
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            # vLLM counts the given tokens as prompt, T counts them as response.
+            max_tokens=request.sampling.max_tokens - known,
+            seed=sample_seed(request.sampling.seed, request.draw, pending.index, known=request.offset + known),
+            ignore_eos=True,  # only our end tokens end a response
+            stop_token_ids=self._end_tokens,
+            logprobs=0,  # only of the sampled token
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
     def _advance(self) -> None:
