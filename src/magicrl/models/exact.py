@@ -107,8 +107,8 @@ def attend_exactly(query: Tensor, key: Tensor, value: Tensor, scaling: float) ->
 
 
 class _ExactAttention(torch.autograd.Function):
-    """Exact forward pass. The backward pass is torch's own, from this output and its log-sums: gradients need not be
-    equal to anything.
+    """Exact forward pass. The backward pass is an ordinary one, from this output and its log-sums: gradients need not
+    be equal to anything.
     """
 
     @staticmethod
@@ -134,6 +134,8 @@ class _ExactAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, log_sums = ctx.saved_tensors
         width, keys = query.shape[1], key.shape[1]
+        if cpu_kernels.has_kernels(query.dtype, query.device, query.shape[3]):
+            return *_row_backward(grads[0], query, key, value, out, log_sums, ctx.scaling), None
         wide = [x.transpose(1, 2).to(log_sums.dtype) for x in (grads[0], query, key, value, out)]
         causal = width == keys
         mask = None
@@ -143,6 +145,21 @@ class _ExactAttention(torch.autograd.Function):
             mask = torch.zeros(width, keys, dtype=log_sums.dtype).masked_fill_(hidden, -torch.inf)
         found = _FLASH_BACKWARD(*wide, log_sums, 0.0, causal, attn_mask=mask, scale=ctx.scaling)
         return *(x.transpose(1, 2).to(query.dtype) for x in found), None
+
+
+def _row_backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, scaling: float
+) -> list[Tensor]:
+    """Return the gradients of queries, keys and values by the kernel for packed rows, each row a sequence."""
+    (rows, width), keys = query.shape[:2], key.shape[1]
+    row = torch.arange(rows)
+    sequences = torch.stack((row * width, torch.full_like(row, width), row * keys, torch.full_like(row, keys)), dim=1)
+    tensors = (x.flatten(0, 1).contiguous() for x in (grad, out, log_sums.transpose(1, 2), query, key, value))
+    # named, because its module imports this one
+    found = torch.ops.magicrl.attend_row_backward(
+        *tensors, sequences, torch.arange(rows * keys), torch.arange(rows + 1), scaling
+    )
+    return [x.unflatten(0, (rows, -1)) for x in found]
 
 
 def _heads_first(x: Tensor, step: int) -> Tensor:

@@ -174,21 +174,26 @@ def test_what_is_in_flight_goes_on_with_the_same_bits() -> None:
     assert arrays(list(other.finished())) == expected
 
 
-@pytest.mark.parametrize(("dtype", "dim", "most"), [(torch.float64, 16, 1e-12), (torch.float32, 32, 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "dim", "most"), [(torch.float64, 16, 1e-12), (torch.float32, 32, 1e-5), (torch.bfloat16, 32, 0.03)]
+)
 @pytest.mark.parametrize(("first", "width"), [(0, 5), (70, 9), (0, 70)])
 def test_attention_and_its_gradient_are_plain_ones(
     first: int, width: int, dtype: torch.dtype, dim: int, most: float
 ) -> None:
-    """In float64 torch attends, in float32 the kernel where there is one."""
+    """In float64 torch attends, in the others a kernel where there is one."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, width, 4, dim), (2, first + width, 2, dim), (2, first + width, 2, dim))
     given = [torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in shapes]
+    wide = [x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_() for x in given]
     mask = torch.arange(first + width) <= first + torch.arange(width)[:, None]
-    ours, plain = attend_exactly(*given, 0.3), attend_rows(*given, 0.3, mask=mask)
+    ours, plain = attend_exactly(*given, 0.3), attend_rows(*wide, 0.3, mask=mask)
     pull = torch.randn(ours.shape, generator=generator, dtype=dtype)
-    torch.testing.assert_close(ours, plain, atol=most, rtol=0)
-    for one, other in zip(*(torch.autograd.grad(x, given, pull) for x in (ours, plain)), strict=True):
-        torch.testing.assert_close(one, other, atol=most, rtol=0)
+    torch.testing.assert_close(ours.to(plain.dtype), plain, atol=most, rtol=0)
+    found, expected = torch.autograd.grad(ours, given, pull), torch.autograd.grad(plain, wide, pull.to(plain.dtype))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.to(other.dtype), other, atol=most, rtol=most)
 
 
 def test_the_activation_and_its_gradient_are_plain_ones() -> None:
