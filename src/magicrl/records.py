@@ -356,7 +356,6 @@ class TrainBatch:
         samples: every response of the surviving groups of this mini-batch.
         num_loss_tokens: T_k of Eq. 3.1: sampled response tokens over the whole mini-batch, all devices and
             micro-batches. The one denominator of the token-level loss.
-        num_groups: groups of this mini-batch.
         max_response_tokens: T of the present stage, for the rows whose reducer divides by it (Dr.GRPO).
 
     Example: two groups of two responses of 3, 5, 4, 2 tokens have ``num_loss_tokens = 14``.
@@ -364,7 +363,6 @@ class TrainBatch:
 
     samples: tuple[TrainSample, ...]
     num_loss_tokens: int
-    num_groups: int
     max_response_tokens: int | None = None
 
     @staticmethod
@@ -373,7 +371,6 @@ class TrainBatch:
         return TrainBatch(
             samples=tuple(samples),
             num_loss_tokens=sum(s.num_loss_tokens for s in samples),
-            num_groups=len({s.group_index for s in samples}),
             max_response_tokens=max_response_tokens,
         )
 
