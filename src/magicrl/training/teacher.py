@@ -11,6 +11,7 @@ more, such as the reference answer.
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -35,6 +36,7 @@ Teacher: TypeAlias = Callable[[Sequence[TrainSample], Sequence[Problem], float],
 """Takes samples, the problem of each, and the temperature. Returns the teacher's log-probs, ``[T]`` per sample."""
 UNLIMITED = 2**31 - 1
 """Tokens of a teacher's prompt. The context of the model limits it, not ``data.max_prompt_tokens``."""
+_ROUNDING = 1e-4  # a log-prob of 0 may be stated this much above it
 PROBE = "1 + 1 = 2, \\frac{a}{b}: the café's naïve £5 plan\n\n\tdef f(x): return x**2"
 """Text that tokenizers split differently."""
 
@@ -225,13 +227,18 @@ class ServedTeacher:
                 try:
                     stated: list[dict[str, Any]] = answer["choices"][0]["prompt_logprobs"][1:]
                     found = [next(iter(one.items())) for one in stated]
-                    return [(int(token), float(entry["logprob"])) for token, entry in found]
+                    scored = [(int(token), float(entry["logprob"])) for token, entry in found]
                 except (KeyError, IndexError, TypeError, ValueError, StopIteration, AttributeError):
                     raise ServerError(
                         f"{self._settings.shown('/completions')}: the answer holds no log-probs of the prompt; serve "
                         "the teacher with vLLM",
                         retryable=False,
                     ) from None
+                for token, value in scored:
+                    if not -math.inf < value <= _ROUNDING:
+                        place = self._settings.shown("/completions")
+                        raise ServerError(f"{place}: the log-prob of token {token} is {value}", retryable=False)
+                return scored
 
             return list(await asyncio.gather(*(ask(prompt) for prompt in prompts)))
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,17 @@ def test_a_server_without_log_probs_is_refused(tokenizer: Any, answer: Any) -> N
     refused = pytest.raises(ServerError, match="no log-probs of the prompt; serve the teacher with vLLM")
     with json_server(vllm(tokenizer, lambda _: answer)) as address, refused:
         ServedTeacher(address, "").check(tokenizer)
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -math.inf, 0.5])
+def test_a_log_prob_that_no_token_has_is_refused(tokenizer: Any, wrong: float) -> None:
+    def broken(body: Any) -> Any:
+        body["choices"][0]["prompt_logprobs"][-1] = {"6": {"logprob": wrong}}
+        return body
+
+    refused = pytest.raises(ServerError, match=f"/completions: the log-prob of token 6 is {wrong}")
+    with json_server(vllm(tokenizer, broken)) as address, refused:
+        ServedTeacher(address, "").logprobs([sample([5, 6])], 1.0)
 
 
 # --- rejected before the run starts ---------------------------------------------------------------------------------
