@@ -24,6 +24,7 @@ count, mean and loss over response tokens is over those that were sampled.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -62,6 +63,11 @@ def frozen_floats(values: Sequence[float] | NDArray[Any]) -> FloatArray:
     array = np.array(values, dtype=np.float32, copy=True).reshape(-1)
     array.flags.writeable = False
     return array
+
+
+def is_logprob(value: float) -> bool:
+    """Return whether a server may state this as a token's log-prob: it is finite, and above 0 by rounding only."""
+    return -math.inf < value <= 1e-4
 
 
 def joined_experts(first: ExpertArray | None, then: ExpertArray | None) -> ExpertArray | None:

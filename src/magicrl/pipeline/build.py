@@ -84,8 +84,8 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
     for number in range(len(jobs)):
         with under(f"sources.{number}"):
             imported = next(found)
-        name, folder, _ = jobs[number]
-        _check_kept(f"the source {shown_place(name)}", imported, StepFolder(folder))
+        source, folder, _ = jobs[number]
+        _check_kept(f"the source {shown_place(source)}", imported, StepFolder(folder))
         parts += imported
         context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
     _check_ids(parts)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import math
 import threading
 import time
 from collections import deque
@@ -15,7 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from magicrl.records import Completion, FinishReason, RolloutRequest, frozen_floats, frozen_tokens
+from magicrl.records import Completion, FinishReason, RolloutRequest, frozen_floats, frozen_tokens, is_logprob
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
 from magicrl_verifiers.served import ServerError, ServerSettings, ServerUsage, Transport, usage_of
@@ -26,7 +25,6 @@ UNLIMITED_CONTEXT = 2**31 - 1
 """``max_context`` of a server that does not state it."""
 
 T = TypeVar("T")
-_ROUNDING = 1e-4  # a log-prob of 0 may be stated this much above it
 _FIRST_ATTEMPTS = 3  # an unreachable server mostly means a wrong address
 _STATED = {
     FinishReason.STOP: ("stop", "eos", "eos_token", "stop_sequence", "end_turn"),
@@ -311,7 +309,7 @@ class OpenAIEngine(SchedulingEngine):
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
             values = []
         for number, value in enumerate(values, start=1):
-            if not -math.inf < value <= _ROUNDING:
+            if not is_logprob(value):
                 raise AnswerError(f"the log-prob of token {number} is {value}, which no sampled token has")
         return frozen_floats(np.asarray(values, dtype=np.float32))
 

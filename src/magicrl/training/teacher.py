@@ -11,7 +11,6 @@ more, such as the reference answer.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +25,7 @@ from magicrl.config.schema import TrainConfig
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.costs import BF16, FLOAT32
-from magicrl.records import FloatArray, Problem, TrainSample, frozen_floats
+from magicrl.records import FloatArray, Problem, TrainSample, frozen_floats, is_logprob
 from magicrl.training.learner import ReferenceModel
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Learner
@@ -36,7 +35,6 @@ Teacher: TypeAlias = Callable[[Sequence[TrainSample], Sequence[Problem], float],
 """Takes samples, the problem of each, and the temperature. Returns the teacher's log-probs, ``[T]`` per sample."""
 UNLIMITED = 2**31 - 1
 """Tokens of a teacher's prompt. The context of the model limits it, not ``data.max_prompt_tokens``."""
-_ROUNDING = 1e-4  # a log-prob of 0 may be stated this much above it
 PROBE = "1 + 1 = 2, \\frac{a}{b}: the café's naïve £5 plan\n\n\tdef f(x): return x**2"
 """Text that tokenizers split differently."""
 
@@ -235,7 +233,7 @@ class ServedTeacher:
                         retryable=False,
                     ) from None
                 for token, value in scored:
-                    if not -math.inf < value <= _ROUNDING:
+                    if not is_logprob(value):
                         place = self._settings.shown("/completions")
                         raise ServerError(f"{place}: the log-prob of token {token} is {value}", retryable=False)
                 return scored
