@@ -19,8 +19,9 @@ import pandas as pd
 import pytest
 
 import magicrl
-from magicrl.commands.given import in_python, overrides_of, reward_reference
+from magicrl.commands.given import in_python, overrides_of
 from magicrl.config.errors import RecipeError
+from magicrl.config.given import reward_reference
 from magicrl.config.loader import load_train_recipe
 from magicrl.registry import resolve
 from magicrl.training.recorder import NullObserver

@@ -25,21 +25,20 @@ from rich.console import Console
 
 from magicrl import registry
 from magicrl.commands.evaluation_display import EvalDisplay, say, show_benchmarks, show_comparison, show_results
-from magicrl.commands.given import (
+from magicrl.commands.given import in_python, model_text
+from magicrl.commands.options import Flag, as_command, taking
+from magicrl.commands.run_folder import framed
+from magicrl.config.errors import RecipeError
+from magicrl.config.given import (
     Data,
     PathText,
     Recipe,
     Reward,
     data_reference,
     given_recipe,
-    in_python,
-    model_text,
     path_text,
     reward_reference,
 )
-from magicrl.commands.options import Flag, as_command, taking
-from magicrl.commands.run_folder import framed
-from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.model_schema import DType
 from magicrl.data.schemas import catalogue as schemas

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from magicrl.commands.given import PathText, in_python, path_text
+from magicrl.commands.given import in_python
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
+from magicrl.config.given import PathText, path_text
 from magicrl.reporting.wording import checkpoint_name, number_text, print_prose, visible
 from magicrl_verifiers.progress import duration
 

@@ -18,10 +18,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.commands.given import Data, PathText, Reward, data_file, in_python, model_text, reward_reference
+from magicrl.commands.given import in_python, model_text
 from magicrl.commands.options import as_command
 from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError, under
+from magicrl.config.given import Data, PathText, Reward, data_file, reward_reference
 from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, load_train_recipe
 from magicrl.config.model_schema import DType, ModelConfig
 from magicrl.config.sft_schema import SftPhaseConfig

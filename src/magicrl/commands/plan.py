@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.commands.given import PathText, Recipe, Settings, given_recipe, in_python, overrides_of
+from magicrl.commands.given import in_python, overrides_of
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import figures
 from magicrl.config.errors import RecipeError
+from magicrl.config.given import PathText, Recipe, Settings, given_recipe
 from magicrl.config.overrides import Override, Overrides
 from magicrl.registry import is_builtin
 from magicrl.reporting.wording import print_prose

@@ -15,10 +15,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, given_recipe, in_python, overrides_of
+from magicrl.commands.given import in_python, overrides_of
 from magicrl.commands.options import as_command
 from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
+from magicrl.config.given import Data, PathText, Recipe, Reward, Settings, given_recipe
 from magicrl.reporting.wording import percent, print_prose, visible
 from magicrl_verifiers.progress import duration
 

@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from magicrl.commands.given import PathText, in_python, path_text
+from magicrl.commands.given import in_python
+from magicrl.config.given import PathText, path_text
 from magicrl.reporting.curves import figure_groups
 from magicrl.reporting.page import PageBlock, render_page
 from magicrl.reporting.read_folders import RecordedRun, SetEvaluation, read_run

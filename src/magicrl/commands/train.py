@@ -14,13 +14,14 @@ from typing import Any
 
 from rich.console import Console
 
-from magicrl.commands.given import Data, PathText, Recipe, Reward, Settings, given_recipe, in_python, overrides_of
+from magicrl.commands.given import in_python, overrides_of
 from magicrl.commands.init import init, written_by_init
 from magicrl.commands.options import Overrides, as_command
 from magicrl.commands.plan import planned
 from magicrl.commands.run_folder import Run, load_run
 from magicrl.commands.training import Progress, observed, output_folder, prepared, run_to_end, threads_kept
 from magicrl.config.errors import RecipeError
+from magicrl.config.given import Data, PathText, Recipe, Reward, Settings, given_recipe
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.overrides import Overrides as GivenOverrides
 from magicrl.config.paths import MODELS, is_unchanged

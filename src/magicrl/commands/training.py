@@ -12,19 +12,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
-from magicrl.commands.given import (
-    Data,
-    PathText,
-    Recipe,
-    Reward,
-    Settings,
-    given_recipe,
-    in_python,
-    overrides_of,
-    path_text,
-    refuse_live_elsewhere,
-)
+from magicrl.commands.given import in_python, overrides_of, refuse_live_elsewhere
 from magicrl.commands.run_folder import Run, evaluation_rows, load_run
+from magicrl.config.given import Data, PathText, Recipe, Reward, Settings, given_recipe, path_text
 from magicrl.config.loader import load_train_recipe, placed_errors
 from magicrl.config.overrides import Overrides
 from magicrl.config.schema import TrainConfig

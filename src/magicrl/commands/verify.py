@@ -10,8 +10,9 @@ from typing import Any, cast, overload
 from cyclopts import App
 from rich.console import Console
 
-from magicrl.commands.given import Frame, RewardFunction, in_python, reward_reference
+from magicrl.commands.given import in_python
 from magicrl.commands.options import Overrides
+from magicrl.config.given import Frame, RewardFunction, reward_reference
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import Verdict
 from magicrl_verifiers.batch import usable_cores, verify_file, verify_rows
