@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, global_tokens
+from magicrl.algorithms.losses import LossInputs, LossRow, Surrogate, global_tokens
 from magicrl.records import TrainBatch
 
 
@@ -23,7 +23,7 @@ def mean_and_deviation(batch: TrainBatch) -> dict[str, float]:
     return {"mean": mean, "deviation": float(np.sqrt(np.average((advantages - mean) ** 2, weights=lengths)))}
 
 
-def surrogate(s: SurrogateInputs) -> Surrogate:
+def surrogate(s: LossInputs) -> Surrogate:
     """Return min(rho A', clip(rho) A') for the normalised advantage A', and which tokens were clipped."""
     advantages = (s.advantages - s.statistics["mean"]) / (s.statistics["deviation"] + 1e-6)
     bounded = s.ratio.clamp(1 - s.clip_low, 1 + s.clip_high)

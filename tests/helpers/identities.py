@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from magicrl.algorithms.advantages import score_group, scored_advantages
 from magicrl.algorithms.entropy import measure_entropy
-from magicrl.algorithms.loss_terms import LossInputs, loss_terms
+from magicrl.algorithms.loss_inputs import LossInputs
+from magicrl.algorithms.loss_terms import loss_terms
 from magicrl.algorithms.losses import LOSSES, LossRow
 from magicrl.algorithms.token_weights import correction_of, reducer_of, response_weights
 from magicrl.selfcheck.slow_loss import reference_loss
@@ -106,7 +107,7 @@ def policy_gradient_identity() -> list[Check]:
 
 def without_rewards(inputs: LossInputs) -> LossInputs:
     """Return the same tokens with advantages of 0, which leaves the entropy and KL terms of the loss."""
-    return replace(inputs, advantages=torch.zeros_like(inputs.advantages))
+    return inputs._replace(advantages=torch.zeros_like(inputs.advantages))
 
 
 def kl_identity() -> list[Check]:
@@ -243,12 +244,10 @@ def library_step(
         row_weights = torch.cat([per_response[list(numbers)], torch.zeros(len(rejected), dtype=torch.float64)])
         share = loss_terms(
             settings.row,
-            inputs,
+            inputs._replace(clip_low=settings.clip[0], clip_high=settings.clip[1]),
             row_weights[inputs.sample_index],
             alpha=settings.alpha,
             beta=settings.beta,
-            clip_low=settings.clip[0],
-            clip_high=settings.clip[1],
             correction=correction_of(settings.correction),
         ).loss
         gradient += torch.autograd.grad(share, weights)[0]

@@ -7,22 +7,14 @@ each token. A response is never split over two micro-batches.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from types import MappingProxyType
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs
-from magicrl.algorithms.token_weights import (
-    MAX_LOG_RATIO,
-    NONE,
-    Correction,
-    CorrectionInputs,
-    correction_weights,
-    mean_of_response,
-)
+from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
+from magicrl.algorithms.losses import LossRow, Surrogate
+from magicrl.algorithms.token_weights import MAX_LOG_RATIO, NONE, Correction, correction_weights, mean_of_response
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -38,32 +30,6 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     # Clamped only from above: expm1 of a very negative number is -1, and the linear term must keep its gradient.
     log_r = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
     return log_r.expm1() - log_r
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossInputs:
-    """Inputs of the loss of one micro-batch, ``[tokens]`` each as in `SurrogateInputs`. Log-probs are float32 or
-    float64.
-
-    Attributes:
-        old_logprobs: None with one update per training step, where rho is exactly 1.
-        sampler_logprobs: None without an engine (supervised fine-tuning).
-        policy_mask: A token that it excludes from the policy term stays in the entropy and KL terms and in every
-            denominator.
-    """
-
-    logprobs: Tensor
-    advantages: Tensor
-    loss_mask: Tensor
-    sample_index: Tensor
-    old_logprobs: Tensor | None = None
-    sampler_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    teacher_logprobs: Tensor | None = None
-    entropy: Tensor | None = None
-    group_index: Tensor | None = None
-    policy_version: Tensor | None = None
-    policy_mask: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,12 +57,7 @@ def loss_terms(
     alpha: float = 0.0,
     beta: float = 0.0,
     teacher: float = 0.0,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    coefficients: Mapping[str, float] = MappingProxyType({}),
-    statistics: Mapping[str, Any] = MappingProxyType({}),
     correction: Correction = NONE,
-    correction_cap: float = 2.0,
 ) -> LossOutputs:
     """Return a micro-batch's share of Eq. 3.1: the sum of w * [-(policy + alpha * H) + beta * k3].
 
@@ -105,25 +66,19 @@ def loss_terms(
 
     Args:
         row: A row of ``LOSSES``, or a custom one.
-        inputs: The micro-batch.
+        inputs: The micro-batch. ``ratio`` is computed here.
         token_weights: ``[tokens]`` reducer weights of the whole mini-batch: its ``response_weights``, indexed by
             ``sample_index``.
         alpha: Coefficient of the entropy.
         beta: Coefficient of k3.
         teacher: Weight of (log pi_teacher - log pi_old), which is added to each token's advantage.
-        clip_low: eps_low.
-        clip_high: eps_high.
-        coefficients: Further coefficients of the controller, by name.
-        statistics: Result of the row's ``statistics`` for the mini-batch.
         correction: Sampler correction.
-        correction_cap: Its cap.
 
     Raises:
         ValueError: The inputs of a requested term are missing.
     """
     _check(row, inputs, alpha=alpha, beta=beta, teacher=teacher, correction=correction)
     mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
-    assert own.old_logprobs is not None
     weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
     log_ratio = (own.logprobs - own.old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if row.ratio_level == "sequence":
@@ -133,19 +88,14 @@ def loss_terms(
     advantages = own.advantages.to(own.logprobs.dtype)
     if teacher and own.teacher_logprobs is not None:
         advantages = advantages + teacher * (own.teacher_logprobs - own.old_logprobs)
-    given: dict[str, Any] = {field.name: getattr(own, field.name) for field in fields(own)} | {"advantages": advantages}
-    given |= {"clip_low": clip_low, "clip_high": clip_high, "cap": correction_cap, "ratio": ratio}
-    given |= {"coefficients": coefficients, "statistics": statistics}
-    # A surrogate and a correction get those of these inputs that their records name.
-    surrogate = row.surrogate(SurrogateInputs(**{name: given[name] for name in SurrogateInputs._fields}))
+    given = own._replace(advantages=advantages, ratio=ratio)
+    surrogate = row.surrogate(given)
     if not isinstance(surrogate, Surrogate) or any(part.shape != ratio.shape for part in surrogate):
         got = [tuple(s.shape) for s in surrogate] if isinstance(surrogate, Surrogate) else type(surrogate).__name__
         raise ValueError(
             f"a surrogate must return Surrogate(values, clipped), two tensors of shape {tuple(ratio.shape)}; got {got}"
         )
-    corrected = correction_weights(
-        correction, CorrectionInputs(**{name: given[name] for name in CorrectionInputs._fields})
-    )
+    corrected = correction_weights(correction, given)
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
 
     # The correction applies only to the policy term. Tokens that it excludes stay in T_k and in the entropy and KL
@@ -168,20 +118,18 @@ def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
     """Return the inputs with 0 at tokens without loss, and with log-probs of all policies that the ratios compare."""
 
     # A select, not a product: a value at a token without loss (even inf) must not reach the sum.
-    def select(values: Tensor | None, otherwise: Tensor | None = None) -> Tensor | None:
-        return otherwise if values is None else torch.where(inputs.loss_mask, values, 0.0)
+    def select(values: Tensor) -> Tensor:
+        return torch.where(inputs.loss_mask, values, 0.0)
 
-    logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
+    logprobs = select(inputs.logprobs)
     # With one update the policy is its own denominator: rho is exactly 1, and its gradient is that of log pi.
-    old = select(inputs.old_logprobs, logprobs.detach())
-    return replace(
-        inputs,
+    old = logprobs.detach() if inputs.old_logprobs is NOT_GIVEN else select(inputs.old_logprobs)
+    optional = {name: getattr(inputs, name) for name in ("ref_logprobs", "teacher_logprobs", "entropy")}
+    return inputs._replace(
         logprobs=logprobs,
         old_logprobs=old,
-        sampler_logprobs=select(inputs.sampler_logprobs, old),
-        ref_logprobs=select(inputs.ref_logprobs),
-        teacher_logprobs=select(inputs.teacher_logprobs),
-        entropy=select(inputs.entropy),
+        sampler_logprobs=old if inputs.sampler_logprobs is NOT_GIVEN else select(inputs.sampler_logprobs),
+        **{name: select(values) for name, values in optional.items() if values is not None},
     )
 
 
@@ -189,9 +137,9 @@ def _check(
     row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, teacher: float, correction: Correction
 ) -> None:
     tokens = inputs.logprobs.shape
-    for name in (field.name for field in fields(inputs)):
-        value = getattr(inputs, name)
-        assert value is None or value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"
+    for name, value in inputs._asdict().items():
+        if isinstance(value, Tensor) and value is not NOT_GIVEN:
+            assert value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"
     assert inputs.logprobs.dtype in (torch.float32, torch.float64), f"log-probs must not be {inputs.logprobs.dtype}"
     if alpha and inputs.entropy is None:
         raise ValueError(f"alpha = {alpha} needs the policy's entropies")
@@ -199,7 +147,7 @@ def _check(
         raise ValueError(f"beta = {beta} needs the reference's log-probs")
     if teacher and inputs.teacher_logprobs is None:
         raise ValueError(f"teacher = {teacher} needs the teacher's log-probs")
-    if correction is not NONE and inputs.sampler_logprobs is None:
+    if correction is not NONE and inputs.sampler_logprobs is NOT_GIVEN:
         raise ValueError(f"correction {correction.name!r} needs the sampler's log-probs")
     if "ref_logprobs" in row.needs and inputs.ref_logprobs is None:
         raise ValueError("the loss needs the reference's log-probs")
@@ -215,8 +163,6 @@ def _measure(
 ) -> LossMetrics:
     """Return sums and extremes over the loss tokens, in float64 so that the order of addition does not matter."""
     mask, ratio, corrected = own.loss_mask, per_token["ratio"], per_token["correction"]
-    assert own.old_logprobs is not None
-    assert own.sampler_logprobs is not None
     assert ratio is not None
     log_gap = own.old_logprobs - own.sampler_logprobs
 

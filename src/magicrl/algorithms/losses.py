@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.algorithms.token_weights import (  # custom parts import all of these from here
     Correction,  # noqa: F401  # pyright: ignore[reportUnusedImport]
-    CorrectionInputs,  # noqa: F401  # pyright: ignore[reportUnusedImport]
     Need,
     Reducer,
     ReducerInputs,  # noqa: F401  # pyright: ignore[reportUnusedImport]
@@ -39,45 +39,9 @@ from magicrl.registry import BUILTINS, resolve
 # --- inputs and outputs of a method -----------------------------------------------------------------------------
 
 
-class SurrogateInputs(NamedTuple):
-    """Inputs of a surrogate: ``[tokens]`` tensors, 0 at tokens without loss, and numbers of the whole update.
-
-    Attributes:
-        ratio: rho, or the geometric mean over the response (``ratio_level``), with gradient.
-        logprobs: Log-probs of the policy in training, with gradient.
-        advantages: Advantage of the token's response.
-        clip_low: eps_low.
-        clip_high: eps_high.
-        old_logprobs: The learner's log-probs from before the step's first update. With one update per step: its own,
-            detached.
-        sampler_logprobs: Log-probs that the engine reported. ``old_logprobs`` without an engine.
-        ref_logprobs: Log-probs of the frozen reference model. None without one (declare it with ``needs``).
-        entropy: Entropy of the full distribution, with gradient if alpha is not 0 or the row needs it.
-        loss_mask: bool, tokens that take part in the loss.
-        policy_mask: bool, tokens that take part in the policy term. None means all.
-        sample_index: Row of the token's response in this micro-batch.
-        group_index: Its group. A group may be spread over micro-batches.
-        policy_version: Version of the weights that sampled the token.
-        coefficients: Further coefficients of the controller, by name.
-        statistics: Result of the row's ``statistics`` for the whole mini-batch, the same on every rank.
-    """
-
-    ratio: Tensor
-    logprobs: Tensor
-    advantages: Tensor
-    clip_low: float
-    clip_high: float
-    old_logprobs: Tensor
-    sampler_logprobs: Tensor
-    ref_logprobs: Tensor | None
-    entropy: Tensor | None
-    loss_mask: Tensor
-    policy_mask: Tensor | None
-    sample_index: Tensor
-    group_index: Tensor | None
-    policy_version: Tensor | None
-    coefficients: Mapping[str, float]
-    statistics: Mapping[str, Any]
+SurrogateInputs = LossInputs
+CorrectionInputs = LossInputs
+"""Earlier names of `LossInputs`, which custom parts may still import."""
 
 
 class Surrogate(NamedTuple):
@@ -94,19 +58,19 @@ class Surrogate(NamedTuple):
 # --- surrogates ----------------------------------------------------------------------------------------------
 
 
-def nothing_clipped(s: SurrogateInputs) -> Tensor:
+def nothing_clipped(s: LossInputs) -> Tensor:
     """Return all False, ``[tokens]``."""
     return torch.zeros_like(s.ratio, dtype=torch.bool)
 
 
-def past_the_clip(s: SurrogateInputs) -> tuple[Tensor, Tensor]:
+def past_the_clip(s: LossInputs) -> tuple[Tensor, Tensor]:
     """Return where rho moved in the direction of the advantage past the clip: below 1 - eps_low and above 1 + eps_high,
     ``[tokens]``.
     """
     return (s.advantages < 0) & (s.ratio < 1 - s.clip_low), (s.advantages > 0) & (s.ratio > 1 + s.clip_high)
 
 
-def clipped_ratio(s: SurrogateInputs) -> Surrogate:
+def clipped_ratio(s: LossInputs) -> Surrogate:
     """Return min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A). Clipped tokens have no gradient."""
     # The minimum makes the objective a lower bound: a token that moved the wrong way keeps the gradient that leads it
     # back.
@@ -116,14 +80,14 @@ def clipped_ratio(s: SurrogateInputs) -> Surrogate:
     return Surrogate(values, too_low | too_high)
 
 
-def clipped_weight(s: SurrogateInputs) -> Surrogate:
+def clipped_weight(s: LossInputs) -> Surrogate:
     """Return stop_gradient(clip(rho)) * A * log pi (CISPO). Every token keeps a gradient, and its weight is bounded."""
     # A token whose ratio is out of bounds still learns, through log pi.
     weight = s.ratio.detach().clamp(1 - s.clip_low, 1 + s.clip_high)
     return Surrogate(weight * s.advantages * s.logprobs, weight != s.ratio.detach())
 
 
-def soft_gate(s: SurrogateInputs, *, tau_positive: float, tau_negative: float) -> Surrogate:
+def soft_gate(s: LossInputs, *, tau_positive: float, tau_negative: float) -> Surrogate:
     """Return 4 / tau * sigmoid(tau (rho - 1)) * A with tau by the sign of A (SAPO). The gradient fades instead of being
     clipped.
 
@@ -133,7 +97,7 @@ def soft_gate(s: SurrogateInputs, *, tau_positive: float, tau_negative: float) -
     return Surrogate(4 / tau * torch.sigmoid(tau * (s.ratio - 1)) * s.advantages, nothing_clipped(s))
 
 
-def gradient_preserving_clip(s: SurrogateInputs, *, beta_low: float, beta_high: float) -> Surrogate:
+def gradient_preserving_clip(s: LossInputs, *, beta_low: float, beta_high: float) -> Surrogate:
     """Return rho A, and beyond the clip beta (1 -+ eps) / stop_gradient(rho) * rho A (CE-GPPO, Eq. 8).
 
     A token without a gradient under PPO's clip gets the gradient at the bound times beta: ``beta_low`` where A < 0 and
@@ -145,7 +109,7 @@ def gradient_preserving_clip(s: SurrogateInputs, *, beta_low: float, beta_high: 
     return Surrogate(kept * s.advantages, too_low | too_high)
 
 
-def flipped_ratio(s: SurrogateInputs, *, dual_clip: float) -> Surrogate:
+def flipped_ratio(s: LossInputs, *, dual_clip: float) -> Surrogate:
     """Return rho A where A < 0, and A with weight 1 / rho, at most ``dual_clip``, where A > 0. 0 beyond the clip
     (ASPO).
 
@@ -179,7 +143,7 @@ def binary_kl(logprobs: Tensor, sampler_logprobs: Tensor) -> Tensor:
     return sampler_logprobs.exp() * (sampler_logprobs - logprobs) + sampler_others * (sampler_others / others).log()
 
 
-def divergence_mask(s: SurrogateInputs, *, divergence: Divergence) -> Surrogate:
+def divergence_mask(s: LossInputs, *, divergence: Divergence) -> Surrogate:
     """Return rho A, and 0 for a token that moves away from the sampler's policy beyond a threshold (DPPO, Eq. 11 and
     12).
 
@@ -194,7 +158,7 @@ def divergence_mask(s: SurrogateInputs, *, divergence: Divergence) -> Surrogate:
     return Surrogate((s.ratio * s.advantages).masked_fill(too_low | too_high, 0.0), too_low | too_high)
 
 
-def unclipped_ratio(s: SurrogateInputs) -> Surrogate:
+def unclipped_ratio(s: LossInputs) -> Surrogate:
     """Return rho * A. With rho = 1 its gradient is the policy gradient, that of A * log pi.
 
     Off-policy this is the importance-weighted objective without a clip, and its gradient is rho times that of A * log
@@ -203,7 +167,7 @@ def unclipped_ratio(s: SurrogateInputs) -> Surrogate:
     return Surrogate(s.ratio * s.advantages, nothing_clipped(s))
 
 
-def log_likelihood(s: SurrogateInputs) -> Surrogate:
+def log_likelihood(s: LossInputs) -> Surrogate:
     """Return log pi: SFT is the row without ratio, clip or advantage."""
     return Surrogate(s.logprobs, nothing_clipped(s))
 
@@ -227,7 +191,7 @@ class LossRow:
             its numbers or arrays by name. With ``@needs("old_logprobs")`` its samples carry these.
     """
 
-    surrogate: Callable[[SurrogateInputs], Surrogate]
+    surrogate: Callable[[LossInputs], Surrogate]
     reducer: Reducer = global_tokens
     ratio_level: Literal["token", "sequence"] = "token"
     clip: tuple[float, float] | None = None

@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
+from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.registry import resolve
 
 MAX_LOG_RATIO = 20.0
@@ -22,7 +23,7 @@ overflow. It applies to rho, to the weights of m2po (those of tis and mis have a
 Need: TypeAlias = Literal["old_logprobs", "ref_logprobs", "entropy"]
 """Inputs that cost extra compute and must be declared: the learner's log-probs from before the first update (the
 denominator of rho, free with one update per step), the reference model's log-probs, and the entropy with gradient. All
-other fields of `SurrogateInputs` are always present."""
+other fields of `LossInputs` are always present."""
 NEEDS: tuple[Need, ...] = ("old_logprobs", "ref_logprobs", "entropy")
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -175,19 +176,6 @@ def mean_of_response(values: Tensor, loss_mask: Tensor, sample_index: Tensor) ->
     return (totals / counts.clamp(min=1))[sample_index]
 
 
-class CorrectionInputs(NamedTuple):
-    """Inputs of a correction, ``[tokens]`` without gradient. ``cap`` is the recipe's ``correction_cap``."""
-
-    old_logprobs: Tensor
-    sampler_logprobs: Tensor
-    cap: float
-    policy_mask: Tensor | None = None
-    loss_mask: Tensor | None = None
-    sample_index: Tensor | None = None
-    group_index: Tensor | None = None
-    policy_version: Tensor | None = None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
     """Importance weights of the policy term, per token.
@@ -202,28 +190,28 @@ class Correction:
     """
 
     name: str
-    weights: Callable[[CorrectionInputs], Tensor]
+    weights: Callable[[LossInputs], Tensor]
     batch_mask: Callable[[Tensor, Tensor, float], Tensor] | None = None
     needs: tuple[Need, ...] = ()
 
 
-def uncorrected(c: CorrectionInputs) -> Tensor:
+def uncorrected(c: LossInputs) -> Tensor:
     """Return 1 everywhere."""
     return torch.ones_like(c.old_logprobs)
 
 
-def truncated_weights(c: CorrectionInputs) -> Tensor:
+def truncated_weights(c: LossInputs) -> Tensor:
     """Return pi_old / pi_sampler, at most ``cap``."""
     return (c.old_logprobs - c.sampler_logprobs).exp().clamp(max=c.cap)
 
 
-def masked_weights(c: CorrectionInputs) -> Tensor:
+def masked_weights(c: LossInputs) -> Tensor:
     """Return pi_old / pi_sampler, 0 above ``cap``."""
     weights = (c.old_logprobs - c.sampler_logprobs).exp()
     return torch.where(weights > c.cap, torch.zeros_like(weights), weights)
 
 
-def whole_weights(c: CorrectionInputs) -> Tensor:
+def whole_weights(c: LossInputs) -> Tensor:
     """Return pi_old / pi_sampler unchanged, after `second_moment_mask` has removed the worst tokens."""
     if c.policy_mask is None:
         raise ValueError("correction 'm2po' needs the mini-batch's second-moment mask (policy_mask)")
@@ -271,7 +259,7 @@ M2PO = Correction(name="m2po", weights=whole_weights, batch_mask=second_moment_m
 
 def correction_of(reference: str) -> Correction:
     """Return the correction that ``algorithm.correction`` names: a `Correction`, or one made from a function of
-    `CorrectionInputs`.
+    `LossInputs`.
 
     Raises:
         ValueError: As `loss_row`.
@@ -281,14 +269,14 @@ def correction_of(reference: str) -> Correction:
         return found
     if not callable(found):
         raise ValueError(
-            f"correction {reference!r} is a {type(found).__name__}; it must be a function of CorrectionInputs or a "
+            f"correction {reference!r} is a {type(found).__name__}; it must be a function of LossInputs or a "
             "magicrl.algorithms.losses.Correction"
         )
-    weights = cast("Callable[[CorrectionInputs], Tensor]", found)
+    weights = cast("Callable[[LossInputs], Tensor]", found)
     return Correction(name=reference, weights=weights, needs=needs_of(weights))
 
 
-def correction_weights(correction: Correction, inputs: CorrectionInputs) -> Tensor:
+def correction_weights(correction: Correction, inputs: LossInputs) -> Tensor:
     """Return the importance weights pi_old / pi_sampler of the policy term, ``[tokens]`` without gradient, 0 where
     ``policy_mask`` is False.
 
@@ -297,10 +285,11 @@ def correction_weights(correction: Correction, inputs: CorrectionInputs) -> Tens
     Raises:
         ValueError: ``m2po`` has no mask, or the correction did not return one weight per token.
     """
-    weights = cast(Any, correction.weights(inputs._replace(old_logprobs=inputs.old_logprobs.detach())))
+    weights = cast(Any, correction.weights(inputs))
     shape = inputs.old_logprobs.shape
     # Another shape would be broadcast: a column of weights mixes all tokens with each other.
     if not isinstance(weights, Tensor) or weights.shape != shape:
         got = tuple(weights.shape) if isinstance(weights, Tensor) else type(weights).__name__
         raise ValueError(f"correction {correction.name!r} must return a tensor of shape {tuple(shape)}; got {got}")
+    weights = weights.detach()
     return weights if inputs.policy_mask is None else torch.where(inputs.policy_mask, weights, 0.0)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.losses import Surrogate, SurrogateInputs, clipped_ratio, clipped_weight, unclipped_ratio
+from magicrl.algorithms.losses import LossInputs, Surrogate, clipped_ratio, clipped_weight, unclipped_ratio
 
 Inputs = Mapping[str, Tensor]
 """``loss_fn_inputs`` by name, ``[tokens]`` each."""
@@ -23,29 +23,21 @@ def cross_entropy(logprobs: Tensor, inputs: Inputs, config: Config) -> Tensor:
 
 
 def policy_loss(
-    logprobs: Tensor, inputs: Inputs, config: Config, *, surrogate: Callable[[SurrogateInputs], Surrogate]
+    logprobs: Tensor, inputs: Inputs, config: Config, *, surrogate: Callable[[LossInputs], Surrogate]
 ) -> Tensor:
     """Return minus a row's surrogate, with the ratio to the sampler's log-probs."""
     sampled = inputs["logprobs"]
-    everywhere = torch.ones_like(logprobs, dtype=torch.bool)
-    given = SurrogateInputs(
-        ratio=(logprobs - sampled).exp(),
+    given = LossInputs(
         logprobs=logprobs,
         advantages=inputs["advantages"],
+        loss_mask=torch.ones_like(logprobs, dtype=torch.bool),
+        sample_index=torch.zeros_like(logprobs, dtype=torch.int64),
+        old_logprobs=sampled,
+        sampler_logprobs=sampled,
+        ratio=(logprobs - sampled).exp(),
         # The API names the bounds of the ratio, and a row their distance to 1.
         clip_low=1 - config.get("clip_low_threshold", 1.0),
         clip_high=config.get("clip_high_threshold", 1.0) - 1,
-        old_logprobs=sampled,
-        sampler_logprobs=sampled,
-        ref_logprobs=None,
-        entropy=None,
-        loss_mask=everywhere,
-        policy_mask=None,
-        sample_index=torch.zeros_like(logprobs, dtype=torch.int64),
-        group_index=None,
-        policy_version=None,
-        coefficients={},
-        statistics={},
     )
     return -surrogate(given).values
 

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
-from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, LossOutputs, loss_terms
+from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
+from magicrl.algorithms.loss_terms import LossMetrics, LossOutputs, loss_terms
 from magicrl.algorithms.losses import loss_row
 from magicrl.algorithms.token_weights import NONE, Need, correction_of, needs_of, reducer_of, response_weights
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig
@@ -146,22 +147,23 @@ class Objective:
         # With alpha 0 the entropy is only a metric, and the head's backward pass skips it.
         with_gradient = controls.alpha or "entropy" in self.needs
         samples, weights, packed = job
-        inputs, rows = loss_inputs(
+        inputs = loss_inputs(
             samples, packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
+        )._replace(
+            clip_low=controls.clip_low,
+            clip_high=controls.clip_high,
+            cap=self._algorithm.correction_cap,
+            coefficients=controls.coefficients,
+            statistics=statistics,
         )
         return loss_terms(
             self.row,
             inputs,
-            weights.to(logprobs.device)[rows],
+            weights.to(logprobs.device)[inputs.sample_index],
             alpha=controls.alpha,
             beta=controls.kl_coefficient,
             teacher=controls.teacher_coefficient,
-            clip_low=controls.clip_low,
-            clip_high=controls.clip_high,
-            coefficients=controls.coefficients,
-            statistics=statistics,
             correction=self.correction,
-            correction_cap=self._algorithm.correction_cap,
         )
 
     def check(self, samples: Sequence[TrainSample], controls: Controls) -> None:
@@ -193,8 +195,8 @@ def entropy_controller(config: EntropyConfig) -> EntropyController:
 
 def loss_inputs(
     samples: Sequence[TrainSample], response_lengths: Sequence[int], logprobs: Tensor, entropies: Tensor
-) -> tuple[LossInputs, Tensor]:
-    """Return the loss's view of a micro-batch, and for each token the index of its sample, ``[tokens]``.
+) -> LossInputs:
+    """Return the loss's view of a micro-batch.
 
     All arrays hold response tokens only, sample after sample, in the order of the packed batch.
 
@@ -224,15 +226,14 @@ def loss_inputs(
         return torch.from_numpy(np.concatenate(whole)).to(logprobs.device)
 
     masked = any(s.policy_mask is not None for s in samples)
-    # The reducer has one weight per response, so each token needs the index of its response.
-    rows = spread(range(len(samples)), torch.int64)
-    inputs = LossInputs(
+    old, sampler = floats("old_logprobs"), floats("sampler_logprobs")
+    return LossInputs(
         logprobs=logprobs,
         advantages=spread([s.advantage for s in samples], logprobs.dtype),
         loss_mask=mask(s.loss_mask for s in samples),
-        sample_index=rows,
-        old_logprobs=floats("old_logprobs"),
-        sampler_logprobs=floats("sampler_logprobs"),
+        sample_index=spread(range(len(samples)), torch.int64),
+        old_logprobs=NOT_GIVEN if old is None else old,
+        sampler_logprobs=NOT_GIVEN if sampler is None else sampler,
         ref_logprobs=floats("ref_logprobs"),
         teacher_logprobs=floats("teacher_logprobs"),
         entropy=entropies,
@@ -240,4 +241,3 @@ def loss_inputs(
         policy_version=torch.from_numpy(np.concatenate([s.token_versions for s in samples])).to(logprobs.device),
         policy_mask=mask(s.policy_mask for s in samples) if masked else None,
     )
-    return inputs, rows

@@ -63,7 +63,7 @@ def test_each_example_trains_and_changes_what_it_is_for(
 LOSS = """
 from __future__ import annotations
 import torch
-from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, global_tokens, past_the_clip
+from magicrl.algorithms.losses import LossInputs, LossRow, Surrogate, global_tokens, past_the_clip
 
 {source}
 
@@ -116,7 +116,7 @@ def test_a_built_in_brought_as_a_file_is_the_built_in_bit_for_bit(toy_recipe: Pa
 
 NEEDY = """
 import torch
-from magicrl.algorithms.losses import LossRow, Surrogate, needs, nothing_clipped
+from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, needs, nothing_clipped
 
 @needs("old_logprobs")
 def statistics(batch):
@@ -212,7 +212,7 @@ def test_a_stage_with_another_target_hands_a_controllers_state_on(toy_recipe: Pa
     [
         ("algorithm.loss", "is a int; it must be a magicrl.algorithms.losses.LossRow"),
         ("algorithm.reducer", "must be a function of ReducerInputs"),
-        ("algorithm.correction", "must be a function of CorrectionInputs"),
+        ("algorithm.correction", "must be a function of LossInputs"),
         ("algorithm.advantage", "must be a function"),
         ("entropy.controller", "must be a function of ControllerSettings"),
     ],

@@ -19,12 +19,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl.algorithms.loss_terms import LossInputs, LossMetrics, k3, loss_terms
+from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
+from magicrl.algorithms.loss_terms import LossMetrics, k3, loss_terms
 from magicrl.algorithms.losses import LOSSES, LossRow, Surrogate, binary_kl, binary_tv, loss_row, unclipped_ratio
 from magicrl.algorithms.token_weights import (
     M2PO,
     Correction,
-    CorrectionInputs,
     constant,
     correction_of,
     correction_weights,
@@ -58,19 +58,17 @@ def hand_case(**changes) -> LossInputs:
         loss_mask=torch.ones(8, dtype=torch.bool),
         sample_index=row,
     )
-    return dataclasses.replace(inputs, **changes)
+    return inputs._replace(**changes)
 
 
-def hand_loss(name, inputs=None, reducer=None, clip=(0.2, 0.2), row=None, correction="none", **kwargs):
+def hand_loss(name, inputs=None, reducer=None, clip=(0.2, 0.2), row=None, correction="none", cap=2.0, **kwargs):
     row = row or LOSSES[name]
     weights = response_weights(reducer or row.reducer, LENGTHS, GROUPS, num_loss_tokens=8, max_tokens=4)
     inputs = inputs or hand_case()
     return loss_terms(
         row,
-        inputs,
+        inputs._replace(clip_low=clip[0], clip_high=clip[1], cap=cap),
         weights[inputs.sample_index],
-        clip_low=clip[0],
-        clip_high=clip[1],
         correction=correction_of(correction),
         **kwargs,
     )
@@ -152,7 +150,7 @@ MUTATIONS = {
     "upper clip": lambda: hand_loss("magic", clip=(0.2, 0.3)),
     "lower clip": lambda: hand_loss("magic", clip=(0.3, 0.2)),
     "inverted ratio": lambda: hand_loss("magic", hand_case(old_logprobs=-2.0 - hand_case().old_logprobs)),
-    "ratio forgotten": lambda: hand_loss("magic", hand_case(old_logprobs=None)),
+    "ratio forgotten": lambda: hand_loss("magic", hand_case(old_logprobs=NOT_GIVEN)),
     "mask": lambda: hand_loss("magic", hand_case(loss_mask=torch.tensor([True] * 7 + [False]))),
     "response mean": lambda: hand_loss("magic", reducer=response_mean),
     "sequence sum": lambda: hand_loss("magic", reducer=sequence_sum),
@@ -188,7 +186,7 @@ def test_cispo_keeps_a_gradient_at_every_token():
 
 
 def test_without_old_logprobs_the_ratio_is_exactly_one_and_the_gradient_is_that_of_a_log_pi():
-    inputs = hand_case(old_logprobs=None)
+    inputs = hand_case(old_logprobs=NOT_GIVEN)
     outputs = hand_loss("magic", inputs)
     assert outputs.ratio.tolist() == [1.0] * 8
     assert not outputs.clipped.any()
@@ -199,7 +197,7 @@ def test_without_old_logprobs_the_ratio_is_exactly_one_and_the_gradient_is_that_
 @pytest.mark.parametrize("name", sorted(set(LOSSES) - {"nll"}))
 def test_every_row_is_inert_at_ratio_one(name):
     """Without old log-probs the gradient is the plain policy gradient's: the reducer's weight times the advantage."""
-    inputs = hand_case(old_logprobs=None)
+    inputs = hand_case(old_logprobs=NOT_GIVEN)
     outputs = hand_loss(name, inputs)
     outputs.loss.backward()
     weights = response_weights(LOSSES[name].reducer, LENGTHS, GROUPS, num_loss_tokens=8, max_tokens=4)[ROW]
@@ -240,14 +238,14 @@ def test_aspo_raises_a_good_token_that_fell_behind_more_and_up_to_a_bound():
 
 def test_dppo_looks_at_the_sampler_and_at_one_threshold_a_direction():
     # rho = 1, and the sampler gave each token the probability mu of the hand case
-    inputs = hand_case(old_logprobs=None, sampler_logprobs=hand_case().old_logprobs)
+    inputs = hand_case(old_logprobs=NOT_GIVEN, sampler_logprobs=hand_case().old_logprobs)
     assert hand_loss("dppo", inputs, clip=(0.2, 0.15)).clipped.tolist() == [False] * 4 + [True, True, False, False]
     assert hand_loss("dppo", inputs, clip=(0.4, 0.1)).clipped.tolist() == [True, *[False] * 4, True, False, False]
     hand_loss("dppo", inputs, clip=(0.2, 0.15)).loss.backward()
     assert (-8 * inputs.logprobs.grad).tolist() == [1.0, 1.0, 1.0, -1.0, 0.0, 0.0, -2.0, -2.0]
     # the paper's ratio, pi / mu: rho times the correction
-    both = hand_case(old_logprobs=None, sampler_logprobs=hand_case().old_logprobs)
-    hand_loss("dppo", both, clip=(0.2, 0.15), correction="tis", correction_cap=9.0).loss.backward()
+    both = hand_case(old_logprobs=NOT_GIVEN, sampler_logprobs=hand_case().old_logprobs)
+    hand_loss("dppo", both, clip=(0.2, 0.15), correction="tis", cap=9.0).loss.backward()
     assert (-8 * both.logprobs.grad).tolist() == pytest.approx([1.5, 1.0, 0.5, -1.5, 0, 0, -1.8, -1.8], rel=1e-12)
 
 
@@ -305,17 +303,13 @@ def test_metrics_hold_no_graph():
 
 def test_metrics_add_over_micro_batches():
     inputs = hand_case(sampler_logprobs=torch.linspace(-1.3, -0.7, 8, dtype=torch.float64))
-    whole = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="tis", correction_cap=1.3).metrics.values()
+    whole = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="tis", cap=1.3).metrics.values()
     parts = []
     for rows in ((0, 2), (1, 3)):
         chosen = torch.tensor([r in rows for r in ROW])
-        share = LossInputs(
-            **{
-                f.name: None if (v := getattr(inputs, f.name)) is None else v[chosen]
-                for f in dataclasses.fields(inputs)
-            }
-        )
-        parts.append(hand_loss("magic", share, alpha=0.1, beta=0.1, correction="tis", correction_cap=1.3).metrics)
+        per_token = {k: v[chosen] for k, v in inputs._asdict().items() if isinstance(v, torch.Tensor) and len(v)}
+        share = inputs._replace(**per_token)
+        parts.append(hand_loss("magic", share, alpha=0.1, beta=0.1, correction="tis", cap=1.3).metrics)
     merged = LossMetrics.merge(parts).values()
     assert merged == pytest.approx(whole, rel=1e-12)
     assert whole["ratio_max"] == pytest.approx(2.0)
@@ -361,15 +355,21 @@ def test_the_correction_multiplies_the_policy_term_only():
     outputs = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="tis")
     rest = -0.1 * 0.5 + 0.1 * (1 - math.log(2))
     assert outputs.loss.item() == pytest.approx(1.5 * EXPECTED["magic"] + rest, rel=1e-12)
-    masked = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="mis", correction_cap=1.4)
+    masked = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="mis", cap=1.4)
     assert masked.loss.item() == pytest.approx(rest, rel=1e-12)
     assert masked.metrics.values()["corrected_ratio"] == 1.0
 
 
+def correction_inputs(old, sampler):
+    everywhere = torch.ones(len(old), dtype=torch.bool)
+    given = {"loss_mask": everywhere, "sample_index": torch.zeros(len(old), dtype=torch.int64)}
+    return LossInputs(old, torch.ones(len(old)), **given, old_logprobs=old, sampler_logprobs=sampler)
+
+
 def test_correction_errors():
     with pytest.raises(ValueError, match="'is'"):
-        correction_weights(correction_of("is"), CorrectionInputs(torch.zeros(1), torch.zeros(1), 2.0))
-    inputs = CorrectionInputs(torch.zeros(3), torch.zeros(3), 2.0)
+        correction_of("is")
+    inputs = correction_inputs(torch.zeros(3), torch.zeros(3))
     for returned, got in ((torch.ones(3, 1), r"\(3, 1\)"), (torch.tensor(2.0), r"\(\)"), ([1.0, 1.0, 1.0], "list")):
         own = Correction(name="own", weights=lambda _, returned=returned: returned)  # type: ignore[arg-type, misc]
         with pytest.raises(ValueError, match=rf"'own' must return a tensor of shape \(3,\); got {got}"):
@@ -442,17 +442,17 @@ OLD = SAMPLER + WEIGHTS.log()
     ],
 )
 def test_weights_by_hand(kind: str, expected: list[float]) -> None:
-    found = correction_weights(correction_of(kind), CorrectionInputs(OLD.clone().requires_grad_(), SAMPLER, 2.0))
+    found = correction_weights(correction_of(kind), correction_inputs(OLD.clone().requires_grad_(), SAMPLER))
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
     assert not found.requires_grad
 
 
 def test_m2po_takes_the_kept_weights_as_they_are() -> None:
     mask = torch.tensor([True, True, False, True])
-    found = correction_weights(M2PO, CorrectionInputs(OLD, SAMPLER, 2.0, mask))
+    found = correction_weights(M2PO, correction_inputs(OLD, SAMPLER)._replace(policy_mask=mask))
     assert found.tolist() == pytest.approx([0.5, 1.0, 0.0, 4.0])
     with pytest.raises(ValueError, match="needs the mini-batch's second-moment mask"):
-        correction_weights(M2PO, CorrectionInputs(OLD, SAMPLER, 2.0))
+        correction_weights(M2PO, correction_inputs(OLD, SAMPLER))
 
 
 def test_the_second_moment_by_hand() -> None:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController
-from magicrl.algorithms.loss_terms import LossInputs, loss_terms
+from magicrl.algorithms.loss_inputs import LossInputs
+from magicrl.algorithms.loss_terms import loss_terms
 from magicrl.algorithms.losses import LossRow
 from magicrl.config.loader import load_train_recipe
 from studies.race import kl3, repo
@@ -34,8 +35,8 @@ def gradient(row: LossRow, rho: list[float], coefficients: Mapping[str, float] |
         sample_index=torch.arange(len(Q)),
     )
     low, high = row.clip or (0.2, 0.2)
-    given = {"coefficients": coefficients} if coefficients else {}
-    loss_terms(row, inputs, torch.ones(len(Q)), clip_low=low, clip_high=high, **given).loss.backward()
+    inputs = inputs._replace(clip_low=low, clip_high=high, coefficients=coefficients or {})
+    loss_terms(row, inputs, torch.ones(len(Q))).loss.backward()
     assert logprobs.grad is not None
     return (-logprobs.grad).tolist()
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from magicrl.algorithms.loss_terms import LossInputs, LossOutputs, loss_terms
+from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
+from magicrl.algorithms.loss_terms import LossOutputs, loss_terms
 from magicrl.algorithms.losses import LOSSES
 from magicrl.records import Problem
 from magicrl.training.teacher import informed
@@ -24,7 +25,8 @@ def terms(
         loss_mask=more.pop("loss_mask", torch.ones(len(logprobs), dtype=torch.bool)),
         sample_index=torch.arange(len(logprobs)),
         teacher_logprobs=scored,
-        old_logprobs=more.pop("old_logprobs", None),
+        old_logprobs=more.pop("old_logprobs", NOT_GIVEN),
+        clip_high=more.pop("clip_high", 0.2),
     )
     return loss_terms(LOSSES["magic"], inputs, weights, **more)
 
