@@ -5,13 +5,9 @@ soft cap (Gemma 2) is ``cap * tanh(score / cap)``. A sink (gpt-oss) is one more 
 softmax and has no value. transformers passes them as arguments of its attention interface and in the masks that it
 builds.
 
-`VarlenRow` calls torch's variable-length flash kernel on CUDA, `CpuRow` magicrl's own kernels (`kernels/rows.cpp`). In
+`VarlenRow` calls torch's variable-length flash kernel on CUDA, `cpu_rows.CpuRow` magicrl's own kernels. In
 both, queries and keys stay in the row, a prompt's keys are read by all of its responses, and there is no padding and no
 mask. A sequence may have fewer queries than keys, and they are then those of its last keys.
-
-On CPUs the backward pass needs inputs, output and one number per query and head. Scores, sums and gradients are
-float32. Weights and the gradients of scores are rounded to bfloat16 before products with values, keys and queries, as
-in flash attention on a GPU. The result does not depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -286,109 +282,3 @@ def supports_row(query: Tensor, value: Tensor, rules: ScoreRules, longest: int) 
     width = query.shape[-1]
     fits = value.shape[-1] == width and rules.plain(longest)
     return fits and cpu_kernels.has_kernels(query.dtype, query.device, width)
-
-
-class CpuRow:
-    """Causal attention of the sequences of a row. Arguments as in `VarlenRow`."""
-
-    def __init__(
-        self, queries: Sequence[int], keys: Sequence[int] | None = None, source: NDArray[np.int64] | None = None
-    ) -> None:
-        asked, seen = np.array(queries), np.array(queries if keys is None else keys)
-        source = np.arange(seen.sum()) if source is None else source
-        offsets = np.cumsum(seen) - seen
-        table = np.stack((np.cumsum(asked) - asked, asked, offsets, seen), axis=1)
-        # Sequences that start with the same key share keys. They must follow each other, a prompt before its responses.
-        owners = source[offsets]
-        order = np.argsort(owners, kind="stable")
-        bounds = np.flatnonzero(np.r_[True, np.diff(owners[order]) != 0, True])
-        self._tables = [
-            torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64)) for x in (table[order], source, bounds)
-        ]
-
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attend as `magicrl.models.packing.AttentionContext` does. Only for layers that `supports_row` accepts."""
-        # [1, heads, tokens, dim] -> [tokens, heads, dim], a view
-        q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        out, _ = attend_row(q, k, v, *self._tables, scaling)
-        return cast(Tensor, out)[None]
-
-
-# A torch operator, so that gradient checkpointing can keep its result.
-@torch.library.custom_op("magicrl::attend_row", mutates_args=())
-def attend_row(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Tensor, source: Tensor, families: Tensor, scaling: float
-) -> tuple[Tensor, Tensor]:
-    """Compute attention of bfloat16 ``q`` over ``k`` and ``v``.
-
-    Args:
-        q: ``[tokens, heads, dim]``.
-        k, v: ``[tokens, kv_heads, dim]``.
-        sequences: ``[S, 4]`` int64: first query in the row, queries, first key in ``source``, keys.
-        source: ``[keys]`` int64, the token of the row of each key.
-        families: Bounds of sequences that share keys.
-        scaling: Factor on the scores.
-
-    Returns:
-        The output ``[tokens, heads, dim]``, and the logarithms of the softmax sums ``[tokens, heads]`` float32.
-    """
-    del families
-    q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
-    tokens, heads, dim = q.shape
-    out, sums = q.new_empty(tokens, heads, dim), q.new_empty(tokens, heads, dtype=torch.float32)
-    cpu_kernels.kernels().attend_row(
-        out.data_ptr(), sums.data_ptr(), *_views(q, k, v), sequences.data_ptr(), source.data_ptr(), len(sequences),
-        k.shape[1], heads // k.shape[1], dim, scaling, torch.get_num_threads(),
-    )  # fmt: skip
-    return out, sums
-
-
-@torch.library.custom_op("magicrl::attend_row_backward", mutates_args=())
-def attend_row_backward(
-    grad: Tensor,
-    out: Tensor,
-    sums: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    sequences: Tensor,
-    source: Tensor,
-    families: Tensor,
-    scaling: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of ``q``, ``k`` and ``v`` from that of `attend_row`'s first result."""
-    q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
-    grad = grad.contiguous()
-    heads, kv_heads, dim = q.shape[1], k.shape[1], q.shape[2]
-    dq = torch.empty_like(out)
-    # A prompt's keys get gradients from all of its responses, added in float32 and rounded once.
-    dk, dv = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))
-    tables = (x.data_ptr() for x in (sequences, source, families))
-    cpu_kernels.kernels().attend_row_backward(
-        dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), grad.data_ptr(), out.data_ptr(), sums.data_ptr(),
-        *_views(q, k, v), *tables, len(families) - 1, kv_heads, heads // kv_heads, dim, scaling,
-        torch.get_num_threads(),
-    )  # fmt: skip
-    return dq, dk.to(k.dtype), dv.to(v.dtype)
-
-
-def _with_contiguous_heads(x: Tensor) -> Tensor:
-    return x if x.stride(2) == 1 else x.contiguous()
-
-
-def _views(*tensors: Tensor) -> list[int]:
-    """Return address and the strides of tokens and heads of each tensor."""
-    return [number for x in tensors for number in (x.data_ptr(), x.stride(0), x.stride(1))]
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scaling = inputs
-    ctx.save_for_backward(*output, *tensors)
-
-
-def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-    found = attend_row_backward(grad, *ctx.saved_tensors, ctx.scaling)
-    return *cast("tuple[Tensor, Tensor, Tensor]", found), None, None, None, None
-
-
-attend_row.register_autograd(_backward, setup_context=_save)

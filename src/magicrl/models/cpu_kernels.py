@@ -1,7 +1,7 @@
 """Kernels in bfloat16 for CPUs with AVX512-BF16, some also for AMX (folder `kernels`).
 
 They compute attention, in decoding and over packed rows, norms, gates, rotary embeddings, the head's softmax, and the
-passes of an update over all weights. Those of decoding compute in float32 too (`decodes`).
+passes of an update over all weights. Those of decoding, norms, gates and rotary embeddings compute in float32 too.
 
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
@@ -42,7 +42,7 @@ _FLAGS = (
 )
 _COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
 _VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
-LANES = 16  # numbers that `normalised` and `gated` take at a time
+LANES = 16  # numbers that the kernels of norms and gates take at a time
 _BOTH = (torch.float32, torch.bfloat16)
 _WIDEST = 2048  # of the timed products: wider ones take seconds and have the same ratio
 _FACTORS = 500_000_000  # multiplications that are timed together, at least a millisecond
@@ -75,30 +75,33 @@ def missing() -> str | None:
 
 
 def has_kernels(dtype: torch.dtype, device: torch.device, width: int | None, multiple: int = _VECTOR) -> bool:
-    """Return whether kernels exist for this precision, device and width of heads or rows (None means different
+    """Return whether bfloat16 kernels exist for this precision, device and width of heads or rows (None means different
     widths), which must be a multiple of ``multiple``.
     """
     fits = dtype == torch.bfloat16 and device.type == "cpu" and width is not None and width % multiple == 0
     return fits and library() is not None
 
 
-def decodes(dtype: torch.dtype, device: torch.device, width: int | None, multiple: int = _VECTOR) -> bool:
-    """Return whether the kernels that compute in float32 too serve a precision, a device and a width.
-
-    They are `DecodeKernel`, `normalised`, `gated` and `rotate`.
-    """
+def has_both(dtype: torch.dtype, device: torch.device, width: int | None, multiple: int = _VECTOR) -> bool:
+    """Return the same for the kernels that compute in float32 too: of decoding, norms, gates and rotations."""
     return has_kernels(torch.bfloat16 if dtype == torch.float32 else dtype, device, width, multiple)
 
 
-def serves(*tensors: Tensor, width: int = _VECTOR) -> bool:
-    """Return whether kernels can read these tensors: bfloat16 on the CPU with memory of their own.
-
-    Those that compute row by row also need the ``width`` of a row.
+def serves(*tensors: Tensor) -> bool:
+    """Return whether bfloat16 kernels can read these tensors, which are on the CPU with memory of their own.
 
     Fake and distributed tensors name a device too, and have no memory there.
     """
-    plain = all(type(x) in (Tensor, torch.nn.Parameter) and x.dtype == torch.bfloat16 for x in tensors)
-    return plain and all(has_kernels(x.dtype, x.device, width) for x in tensors)
+    plain = all(type(x) in (Tensor, torch.nn.Parameter) for x in tensors)
+    return plain and all(has_kernels(x.dtype, x.device, _VECTOR) for x in tensors)
+
+
+def serves_both(*tensors: Tensor, width: int, multiple: int = LANES) -> bool:
+    """Return the same for the kernels that compute in float32 too. The tensors have one precision and rows of
+    ``width``.
+    """
+    alike = {(type(x) in (Tensor, torch.nn.Parameter), x.dtype) for x in tensors} == {(True, tensors[0].dtype)}
+    return alike and all(has_both(x.dtype, x.device, width, multiple) for x in tensors)
 
 
 @functools.cache
@@ -159,9 +162,9 @@ def _found() -> ctypes.CDLL | str:
         "attend_row": "pp" + 3 * "pii" + "ppiiiift",
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
         "gated": "tpppiiit",
-        "gated_backward": "ppppppit",
+        "gated_backward": "tppppppit",
         "normalise": "tpppiift",
-        "normalise_backward": "pppppiiift",
+        "normalise_backward": "tpppppiiift",
         "rotate": "tpipippiiit",
         "softmax_pull": "pffpppppiit",
         "softmax_sums": "ppppipiiit",
@@ -237,10 +240,8 @@ def normalised_backward(pull: Tensor, x: Tensor, weight: Tensor, eps: float) -> 
     out, width = torch.empty_like(x), len(weight)
     rows = x.numel() // width
     sums = torch.empty(-(-rows // _BLOCK), width)
-    kernels().normalise_backward(
-        out.data_ptr(), sums.data_ptr(), pull.data_ptr(), x.data_ptr(), weight.data_ptr(), rows, width, _BLOCK, eps,
-        torch.get_num_threads(),
-    )  # fmt: skip
+    addresses = (y.data_ptr() for y in (out, sums, pull, x, weight))
+    kernels().normalise_backward(_wide(x), *addresses, rows, width, _BLOCK, eps, torch.get_num_threads())
     return out, sums.sum(dim=0).to(weight.dtype)
 
 
@@ -262,7 +263,7 @@ def gated_backward(pull: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
     given = [x.contiguous() for x in (pull, gate, up)]
     found = [torch.empty_like(given[0]) for _ in range(3)]
     addresses = (x.data_ptr() for x in (*found, *given))
-    kernels().gated_backward(*addresses, pull.numel(), torch.get_num_threads())
+    kernels().gated_backward(_wide(gate), *addresses, pull.numel(), torch.get_num_threads())
     return found[0], found[1], found[2]
 
 

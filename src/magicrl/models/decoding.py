@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from magicrl.models.attention import EXACT, PLAIN
-from magicrl.models.cpu_kernels import LANES, decodes, gated, has_kernels, normalised, rotate
+from magicrl.models.cpu_kernels import LANES, gated, has_both, normalised, rotate
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import is_silu, rms_norm, signed
@@ -151,12 +151,11 @@ class _Layer:
         )
         self.activation = cast("Callable[[Tensor], Tensor]", mlp.act_fn)
         weight = cast(Tensor, attention.q_proj.weight)
-        exact = getattr(attention, "exact", False)
-        # In exact mode the learner rotates by the same kernel, in bfloat16 only.
-        self._rotates = (has_kernels if exact else decodes)(weight.dtype, weight.device, self.head_dim)
-        gates = not exact and decodes(weight.dtype, weight.device, len(mlp.gate_proj.weight), LANES)
+        # In exact mode the learner uses the same kernels for the same widths.
+        self._rotates = has_both(weight.dtype, weight.device, self.head_dim)
+        gates = has_both(weight.dtype, weight.device, len(mlp.gate_proj.weight), LANES)
         self._gates = gates and is_silu(mlp.act_fn)
-        self.rules = EXACT if exact else PLAIN
+        self.rules = EXACT if getattr(attention, "exact", False) else PLAIN
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -182,10 +181,9 @@ class _Layer:
         seen = context.attend(self.index, query, key, value, self.scaling, self.rules)
         x = self.out.added(seen[0].flatten(1), x, exact=self.rules.exact)
         both = self.gate_up(self.before_mlp(x))
-        if self._gates:
-            return self.down.added(gated(*both.chunk(2, dim=-1)), x)
         gate, up = both.chunk(2, dim=-1)
-        return self.down.added(self.activation(gate) * up, x, exact=self.rules.exact)
+        product = gated(gate, up) if self._gates else self.activation(gate) * up
+        return self.down.added(product, x, exact=self.rules.exact)
 
 
 class FusedDecoder:
@@ -201,10 +199,10 @@ class FusedDecoder:
             if not exact and not fused:
                 return module
             weight, eps = module.weight, float(module.variance_epsilon)
+            if has_both(weight.dtype, weight.device, len(weight), LANES):
+                return lambda x: normalised(x, weight, eps)
             if exact:
                 return lambda x: rms_norm(x, weight, eps)
-            if decodes(weight.dtype, weight.device, len(weight), LANES):
-                return lambda x: normalised(x, weight, eps)
             return lambda x: F.rms_norm(x, weight.shape, weight, eps)
 
         self._layers = [_Layer(layer, norm) for layer in self._base.layers]

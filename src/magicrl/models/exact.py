@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from magicrl.models import cpu_kernels
+from magicrl.models.cpu_rows import CpuRow, attend_row_backward
 
 ROWS = 16
 """Rows of a product are padded to a multiple of this."""
@@ -114,7 +115,7 @@ class _ExactAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         ctx.scaling = scaling
-        if cpu_kernels.decodes(query.dtype, query.device, query.shape[3]):
+        if cpu_kernels.has_both(query.dtype, query.device, query.shape[3]):
             out, log_sums = cpu_kernels.attend_exactly(query, key, value, scaling)
             ctx.save_for_backward(query, key, value, out, log_sums)
             return out
@@ -151,14 +152,10 @@ def _row_backward(
     grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, scaling: float
 ) -> list[Tensor]:
     """Return the gradients of queries, keys and values by the kernel for packed rows, each row a sequence."""
-    (rows, width), keys = query.shape[:2], key.shape[1]
-    row = torch.arange(rows)
-    sequences = torch.stack((row * width, torch.full_like(row, width), row * keys, torch.full_like(row, keys)), dim=1)
+    rows = len(query)
+    row = CpuRow([query.shape[1]] * rows, [key.shape[1]] * rows)
     tensors = (x.flatten(0, 1).contiguous() for x in (grad, out, log_sums.transpose(1, 2), query, key, value))
-    # named, because its module imports this one
-    found = torch.ops.magicrl.attend_row_backward(
-        *tensors, sequences, torch.arange(rows * keys), torch.arange(rows + 1), scaling
-    )
+    found = cast("tuple[Tensor, Tensor, Tensor]", attend_row_backward(*tensors, *row.tables, scaling))
     return [x.unflatten(0, (rows, -1)) for x in found]
 
 
@@ -220,7 +217,9 @@ class FilledContext:
         return F.pad(found, (0, 0, 0, 0, 0, missing)) if missing else found
 
 
-class _ExactActivation(nn.Module):
+class ExactSiLU(nn.Module):
+    """`silu` as an activation of transformers."""
+
     def forward(self, x: Tensor) -> Tensor:
         return silu(x)
 
@@ -235,7 +234,7 @@ def use_exact(model: Any) -> None:
     check_exact(model)
     for layer in model.get_decoder().layers:
         layer.self_attn.exact = True
-        layer.mlp.act_fn = _ExactActivation()
+        layer.mlp.act_fn = ExactSiLU()
     model.exact = True
     _measure(model)
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from magicrl.models.attention import PLAIN, ScoreRules
-from magicrl.models.cpu_kernels import DecodeKernel, decodes
+from magicrl.models.cpu_kernels import DecodeKernel, has_both
 from magicrl.models.exact import BLOCK, add_block, block_weights, least_rows, rounded_up
 from magicrl.models.kv_cache import BlockStore, Integers, KeyBlock, SlotCache, indexable
 
@@ -40,7 +40,7 @@ class ExactDecodeAttention:
         starting = np.flatnonzero((response_lengths == 0) & (prompt_lengths > whole))
         self._tails = [(place, rows, owners[rows]) for place, rows in _by(whole[starting], starting)]
         self._kernel = None
-        if decodes(cache.shape.dtype, cache.device, cache.shape.head_dim):
+        if has_both(cache.shape.dtype, cache.device, cache.shape.head_dim):
             self._kernel = DecodeKernel(owners, whole, held)
             return
         self._wide = torch.promote_types(cache.shape.dtype, torch.float32)

@@ -23,8 +23,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.attention import PLAIN, CpuRow, ScoreRules, attend_rows, supports_row
-from magicrl.models.cpu_kernels import DecodeKernel, decodes
+from magicrl.models.attention import PLAIN, ScoreRules, attend_rows, supports_row
+from magicrl.models.cpu_kernels import DecodeKernel, has_both
+from magicrl.models.cpu_rows import CpuRow
 from magicrl.models.recurrent import LayerFunction, RecurrentState
 
 Integers = NDArray[np.int64]
@@ -503,7 +504,7 @@ class DecodeAttention(RowAttention):
         self._hides: dict[tuple[int | None, int | None], Tensor] = {}
         self._kernel = (
             DecodeKernel(owners, prompt_lengths, response_lengths)
-            if decodes(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
+            if has_both(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
             else None
         )
         self._columns = 0

@@ -1,5 +1,5 @@
 """Layers that save less for the backward pass: the same values, about half the memory, no matrix product computed
-twice; in bfloat16 on a CPU by kernels (`magicrl.models.cpu_kernels`), which read and write each number once.
+twice; on a CPU by kernels (`magicrl.models.cpu_kernels`), which read and write each number once.
 
 With autograd, a normalisation saves a float32 and a rounded copy of its input, a gated feed-forward layer four tensors
 of the intermediate width, and attention in float32 all of its inputs at twice the width. Here a normalisation saves its
@@ -19,13 +19,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from magicrl.models.cpu_kernels import (
+    LANES,
     gated,
     gated_backward,
     has_kernels,
     normalised,
     normalised_backward,
     rotate,
-    serves,
+    serves_both,
 )
 
 _PROBED_ROWS, _PROBED_HEAD = 3, 64
@@ -46,7 +47,7 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
         ctx.eps = eps
-        ctx.kernels = not plus_one and serves(x, weight, width=len(weight))
+        ctx.kernels = not plus_one and serves_both(x, weight, width=len(weight))
         if ctx.kernels:
             ctx.save_for_backward(x, weight)
             return normalised(x, weight, eps)
@@ -89,7 +90,7 @@ class _Gated(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
-        ctx.kernels = is_silu(activation) and serves(gate, up, width=gate.shape[-1])
+        ctx.kernels = is_silu(activation) and serves_both(gate, up, width=gate.shape[-1])
         if ctx.kernels:
             product = gated(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape)
         else:
@@ -121,8 +122,8 @@ def _gated_backward(ctx: Any, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[T
 
 
 def is_silu(activation: object) -> bool:
-    """Return whether this activation of a model is SiLU, transformers' or torch's."""
-    return type(activation).__name__ in ("SiLU", "SiLUActivation")
+    """Return whether this activation of a model is SiLU: transformers', torch's or that of exact mode."""
+    return type(activation).__name__ in ("SiLU", "SiLUActivation", "ExactSiLU")
 
 
 class _Rotary:
@@ -136,7 +137,7 @@ class _Rotary:
         # A compiler writes its own kernels.
         packed = not torch.compiler.is_compiling() and unsqueeze_dim == 1 and len(q) == len(k) == 1
         alike = cos.shape == sin.shape == (1, *q.shape[2:]) and q.shape[2:] == k.shape[2:]
-        if not packed or not alike or not serves(q, k, cos, sin, width=q.shape[-1]):
+        if not packed or not alike or not serves_both(q, k, cos, sin, width=q.shape[-1], multiple=2 * LANES):
             return self._own(q, k, cos, sin, unsqueeze_dim=unsqueeze_dim)
         signs = signed(sin[0])
         return cast(Tensor, _Rotated.apply(q, cos[0], signs)), cast(Tensor, _Rotated.apply(k, cos[0], signs))

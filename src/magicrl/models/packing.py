@@ -29,7 +29,6 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from magicrl.models.attention import (
     PLAIN,
-    CpuRow,
     LocalMask,
     ScoreRules,
     VarlenRow,
@@ -39,6 +38,7 @@ from magicrl.models.attention import (
     supports_row,
     supports_varlen,
 )
+from magicrl.models.cpu_rows import CpuRow
 from magicrl.models.recurrent import LayerFunction, RecurrentState, queries_in_place
 from magicrl.records import ExpertArray, TrainSample
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from magicrl.models import cpu_kernels
-from magicrl.models.attention import EXACT, PLAIN, CpuRow, ScoreRules, attend_row, supports_row
+from magicrl.models.attention import EXACT, PLAIN, ScoreRules, supports_row
+from magicrl.models.cpu_rows import CpuRow, attend_row
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
 
@@ -114,7 +115,7 @@ def test_bits_depend_on_neither_threads_nor_other_sequences() -> None:
 def test_a_prompts_keys_get_the_gradients_of_all_their_responses() -> None:
     """Families are recognised by their first key, for any order of their sequences."""
     places = np.r_[0:2, 2:5, 0:2, 5, 2:5, 6:8, 0:2, 8:12]
-    _, source, bounds = CpuRow([2, 3, 1, 2, 4], [2, 3, 3, 5, 6], places)._tables
+    _, source, bounds = CpuRow([2, 3, 1, 2, 4], [2, 3, 3, 5, 6], places).tables
     assert bounds.tolist() == [0, 3, 5], "the first prompt with its two responses, the second with its one"
     assert len(source) == 19
     given = row_of((2, 1, 32), 12)
@@ -192,5 +193,5 @@ def test_layers_that_are_computed_anew_keep_attention(monkeypatch: pytest.Monkey
 def test_the_operator_is_sound() -> None:
     """Run torch's own checks of an operator: schema, autograd registration."""
     q, k, v = (x[0].detach().transpose(0, 1).requires_grad_() for x in row_of((2, 1, 32), 6))
-    tables = CpuRow([4, 2])._tables
+    tables = CpuRow([4, 2]).tables
     torch.library.opcheck(attend_row, (q, k, v, *tables, 0.2), test_utils=("test_schema", "test_autograd_registration"))

@@ -16,8 +16,8 @@ inline __m512 sigmoid(__m512 x) {
 
 extern "C" {
 
-// silu(gate) * up of [rows, width] each, in rows of `row` numbers, rounded once. The numbers here and of `rotate` and
-// `normalise` are float32 if `wide`, else bfloat16.
+// silu(gate) * up of [rows, width] each, in rows of `row` numbers, rounded once. The numbers of this file
+// are float32 if `wide`, else bfloat16.
 void gated(int wide, void* out, const void* gate, const void* up, int64_t row, int64_t rows, int64_t width,
            int threads) {
   in_precision(wide, [&](auto number) {
@@ -71,48 +71,55 @@ void normalise(int wide, void* out, const void* x, const void* weight, int64_t r
 }
 
 // Its gradients from `pull`, and its values again, `count` numbers each. With s = sigmoid(g), silu'(g) = s (1 + g - g s).
-void gated_backward(bf16* out, bf16* gate_slope, bf16* up_slope, const bf16* pull, const bf16* gate, const bf16* up,
-                    int64_t count, int threads) {
-  const __m512 one = _mm512_set1_ps(1.0f);
+void gated_backward(int wide, void* out, void* gate_slope, void* up_slope, const void* pull, const void* gate,
+                    const void* up, int64_t count, int threads) {
+  in_precision(wide, [&](auto number) {
+    using T = decltype(number);
+    const __m512 one = _mm512_set1_ps(1.0f);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t i = 0; i < count; i += 16) {
-    const __m512 g = load(gate + i), u = load(up + i), p = load(pull + i), s = sigmoid(g);
-    const __m512 active = _mm512_mul_ps(g, s);
-    const __m512 slope = _mm512_mul_ps(s, _mm512_add_ps(one, _mm512_fnmadd_ps(active, one, g)));
-    store(out + i, _mm512_mul_ps(active, u));
-    store(gate_slope + i, _mm512_mul_ps(_mm512_mul_ps(p, u), slope));
-    store(up_slope + i, _mm512_mul_ps(p, active));
-  }
+    for (int64_t i = 0; i < count; i += 16) {
+      const __m512 g = load((const T*)gate + i), u = load((const T*)up + i), p = load((const T*)pull + i);
+      const __m512 s = sigmoid(g), active = _mm512_mul_ps(g, s);
+      const __m512 slope = _mm512_mul_ps(s, _mm512_add_ps(one, _mm512_fnmadd_ps(active, one, g)));
+      store((T*)out + i, _mm512_mul_ps(active, u));
+      store((T*)gate_slope + i, _mm512_mul_ps(_mm512_mul_ps(p, u), slope));
+      store((T*)up_slope + i, _mm512_mul_ps(p, active));
+    }
+  });
 }
 
 // Its gradients from `pull`: that of x, rounded once, and that of the weight, float32 [ceil(rows / block), width] sums
 // over blocks of rows, so that they do not depend on the number of threads.
-void normalise_backward(bf16* x_slope, float* weight_slopes, const bf16* pull, const bf16* x, const bf16* weight,
-                        int64_t rows, int64_t width, int64_t block, float eps, int threads) {
+void normalise_backward(int wide, void* x_slope, float* weight_slopes, const void* pull, const void* x,
+                        const void* weight, int64_t rows, int64_t width, int64_t block, float eps, int threads) {
+  in_precision(wide, [&](auto number) {
+    using T = decltype(number);
+    const T* weights = (const T*)weight;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
-  for (int64_t first = 0; first < rows; first += block) {
-    float* sums = weight_slopes + first / block * width;
-    std::fill(sums, sums + width, 0.0f);
-    for (int64_t row = first; row < std::min(rows, first + block); ++row) {
-      const bf16 *from = x + row * width, *p = pull + row * width;
-      __m512 squares = _mm512_setzero_ps(), products = _mm512_setzero_ps();
-      for (int64_t i = 0; i < width; i += 16) {
-        const __m512 number = load(from + i);
-        squares = _mm512_fmadd_ps(number, number, squares);
-        products = _mm512_fmadd_ps(_mm512_mul_ps(load(p + i), load(weight + i)), number, products);
-      }
-      const float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps);
-      // the part along x, which a normalisation does not change
-      const __m512 along = _mm512_set1_ps(_mm512_reduce_add_ps(products) * factor * factor / float(width));
-      const __m512 scale = _mm512_set1_ps(factor);
-      for (int64_t i = 0; i < width; i += 16) {
-        const __m512 number = load(from + i), pulled = load(p + i);
-        const __m512 slope = _mm512_fnmadd_ps(number, along, _mm512_mul_ps(pulled, load(weight + i)));
-        store(x_slope + row * width + i, _mm512_mul_ps(slope, scale));
-        _mm512_storeu_ps(sums + i,
-                         _mm512_fmadd_ps(_mm512_mul_ps(pulled, scale), number, _mm512_loadu_ps(sums + i)));
+    for (int64_t first = 0; first < rows; first += block) {
+      float* sums = weight_slopes + first / block * width;
+      std::fill(sums, sums + width, 0.0f);
+      for (int64_t row = first; row < std::min(rows, first + block); ++row) {
+        const T *from = (const T*)x + row * width, *p = (const T*)pull + row * width;
+        __m512 squares = _mm512_setzero_ps(), products = _mm512_setzero_ps();
+        for (int64_t i = 0; i < width; i += 16) {
+          const __m512 number = load(from + i);
+          squares = _mm512_fmadd_ps(number, number, squares);
+          products = _mm512_fmadd_ps(_mm512_mul_ps(load(p + i), load(weights + i)), number, products);
+        }
+        const float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps);
+        // the part along x, which a normalisation does not change
+        const __m512 along = _mm512_set1_ps(_mm512_reduce_add_ps(products) * factor * factor / float(width));
+        const __m512 scale = _mm512_set1_ps(factor);
+        for (int64_t i = 0; i < width; i += 16) {
+          const __m512 number = load(from + i), pulled = load(p + i);
+          const __m512 slope = _mm512_fnmadd_ps(number, along, _mm512_mul_ps(pulled, load(weights + i)));
+          store((T*)x_slope + row * width + i, _mm512_mul_ps(slope, scale));
+          _mm512_storeu_ps(sums + i,
+                           _mm512_fmadd_ps(_mm512_mul_ps(pulled, scale), number, _mm512_loadu_ps(sums + i)));
+        }
       }
     }
-  }
+  });
 }
 }
