@@ -22,7 +22,7 @@ from magicrl.reporting.wording import number_text, percent, points, visible
 from magicrl_verifiers.progress import TimeLeft, duration
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.runner import JobCost
+    from magicrl.evaluation.options import JobCost
 
 SILENCE_SECONDS = 10.0  # without a terminal, seconds between lines
 

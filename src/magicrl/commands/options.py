@@ -52,6 +52,7 @@ def taking(
 
         # the function takes a record, which is not the signature that its callers see
         del called.__wrapped__
+        called.__annotated_in__ = record.__module__  # type: ignore[attr-defined]
         returned = inspect.signature(function).return_annotation
         called.__signature__ = inspect.signature(record).replace(return_annotation=returned)  # type: ignore[attr-defined]
         described = "".join(f"    {name}: {text}\n" for name, text in field_docstrings(record).items())
@@ -137,7 +138,7 @@ def _terminal_type(function: Callable[..., Any], annotation: str) -> Any:
     known = _AS_TYPED.get(annotation.removesuffix(" | None"))
     if known is None:
         # the text of an annotation in our own source; a function that a decorator made has other globals
-        return eval(annotation, vars(sys.modules[function.__module__]))
+        return eval(annotation, vars(sys.modules[getattr(function, "__annotated_in__", function.__module__)]))
     return known | None if annotation.endswith("| None") else known
 
 

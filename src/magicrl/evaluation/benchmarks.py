@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import shlex
+import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 from huggingface_hub import hf_hub_download
 
 from magicrl.config.data_schema import FieldMapping
 from magicrl.config.errors import RecipeError
+from magicrl.config.given import data_reference, path_text
 from magicrl.config.loader import shipped_table
 from magicrl.config.section import Section
 from magicrl.data.gym_tasks import PREFIX, GymTask
 from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
+from magicrl.evaluation.options import Benchmarks, EvaluationOptions, Window
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, is_builtin, names, resolve
 from magicrl_verifiers.gym import NAME as GYM
@@ -40,9 +44,6 @@ def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
         return GymTask(task).benchmark(count or COUNT, stem)
     except RecipeError as error:
         raise RecipeError(f"--benchmark {PREFIX}{task}: {error.problem}") from None
-
-
-Window = tuple[date | None, date | None]
 
 
 class Benchmark(Section):
@@ -98,34 +99,8 @@ class BenchmarkSource:
         return str(self.path if self.path is not None else self.reference or hub)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
-    """Settings of reading a set, which override those of the catalogue."""
-
-    limit: int | None = None  # at most so many problems: the first ones
-    # with a seed: a random part instead of the first problems; a larger limit adds problems to those of a smaller one
-    limit_seed: int | None = None
-    template: str | None = None  # text around each prompt, with ``{prompt}``; None: the benchmark's
-    # names of the columns for ``prompt``, ``answer``, ``id`` and ``level``, unless they have a known name
-    fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    verifier: str | None = None  # None: the benchmark's
-    environment: str | None = None  # environment of the episodes; None: that of each problem, mostly none
-    window: Window | None = None  # first and last day of problems with a date; None: the benchmark's
-
-    def __post_init__(self) -> None:
-        if self.template is not None and "{prompt}" not in self.template:
-            raise ValueError(f"--template must hold {{prompt}}, got {self.template!r}")
-        unknown = sorted(set(self.fields) - {"prompt", "answer", "id", "level"})
-        if unknown:
-            raise ValueError(f"--field {unknown[0]}=...: known are prompt, answer, id and level")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"--limit must be at least 1, got {self.limit}")
-        if self.limit_seed is not None and (self.limit is None or self.limit_seed < 0):
-            raise ValueError("--limit-seed: give a whole number from 0, and with --limit how many problems to draw")
-
-
 FILTERS = ("limit", "limit_seed")
-"""Fields of `Reading` that leave out problems. They are in the record of a job and compared between evaluations."""
+"""Options that leave out problems. They are in the record of a job and compared between evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,7 +155,32 @@ def _is_reference(text: str) -> bool:
     )
 
 
-def load_benchmark(asked: BenchmarkSource, reading: Reading) -> LoadedBenchmark:
+def load_benchmarks(options: EvaluationOptions) -> list[LoadedBenchmark]:
+    """Load the problems of each benchmark. Raises ``ValueError`` if two have one name, or one cannot be read."""
+    sources = benchmark_sources(options.benchmarks)
+    for name, count in Counter(one.name for one in sources).items():
+        if count > 1:
+            raise RecipeError(f"--benchmark: {name} is named twice; give one of them another name with NAME=FILE")
+    return [load_benchmark(one, options) for one in sources]
+
+
+def benchmark_sources(benchmarks: Benchmarks) -> list[BenchmarkSource]:
+    """Return the benchmarks that are named or given in Python.
+
+    Raises:
+        ValueError: there is none, or one is neither a known name nor a file.
+    """
+    if isinstance(benchmarks, Mapping):
+        given = cast("Mapping[Any, Any]", benchmarks)
+        return [parse_asked(f"{name}={data_reference(f'benchmarks[{name!r}]', data)}") for name, data in given.items()]
+    several = benchmarks if isinstance(benchmarks, list | tuple) else [benchmarks]
+    names = [path_text("benchmarks (or one of them)", one) for one in cast("list[Any]", several)]
+    if not names:
+        raise ValueError("benchmarks is empty: name one, or give problems as {'mine': records}")
+    return [parse_asked(name) for name in names]
+
+
+def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> LoadedBenchmark:
     """Load the problems of a benchmark.
 
     Raises:
@@ -188,15 +188,15 @@ def load_benchmark(asked: BenchmarkSource, reading: Reading) -> LoadedBenchmark:
         ValueError: the file cannot be read, no columns are known, or no problem is left.
     """
     known = asked.known
-    window = reading.window or (known.window if known is not None else None) or (None, None)
-    found, aside = _read_all(asked, reading, window)
+    window = options.days or (known.window if known is not None else None) or (None, None)
+    found, aside = _read_all(asked, options, window)
     if not found:
         why = f": {aside[0]}" if aside else " (an empty file, or no problem in the window)"
         raise ValueError(f"benchmark {asked.name}: no problem can be used{why}")
     default = known.verifier if known is not None else GYM if asked.task is not None else "maths"
-    problems = _finished(found, asked.name, reading, default)
-    limited = reading.limit is not None and len(problems) >= reading.limit
-    narrowed = known is not None and reading.window not in (None, known.window)
+    problems = _finished(found, asked.name, options, default)
+    limited = options.limit is not None and len(problems) >= options.limit
+    narrowed = known is not None and options.days not in (None, known.window)
     size = known.problems if known is not None and known.problems is not None else len(problems)
     from_hub = known if asked.path is None else None
     return LoadedBenchmark(
@@ -209,27 +209,27 @@ def load_benchmark(asked: BenchmarkSource, reading: Reading) -> LoadedBenchmark:
             **{name: getattr(from_hub, name, None) for name in ("subset", "split", "revision")},
             "licence": known.licence if known is not None else None,
             "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
-            **{name: getattr(reading, name) for name in FILTERS},
-            "template_given": reading.template is not None,
-            "template": reading.template or sorted({read.template for read in found}),
+            **{name: getattr(options, name) for name in FILTERS},
+            "template_given": options.template is not None,
+            "template": options.template or sorted({read.template for read in found}),
         },
         whole=known is not None and len(problems) == size and not (aside or limited or narrowed),
     )
 
 
-def _read_all(asked: BenchmarkSource, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
+def _read_all(asked: BenchmarkSource, options: EvaluationOptions, window: Window) -> tuple[list[Read], list[str]]:
     if asked.task is not None:
-        problems = gym_problems(asked.task, reading.limit, stem=asked.name)
+        problems = gym_problems(asked.task, options.limit, stem=asked.name)
         return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], []
     found: list[Read] = []
     aside: list[str] = []
     first, last = window[0] or date.min, window[1] or date.max
-    stem, fields = asked.name, FieldMapping.model_validate(dict(reading.fields))
+    stem, fields = asked.name, FieldMapping.model_validate(options.columns)
     offer = "--field {field}={column}"
-    played = reading.environment is not None  # an environment reads further columns, and may need no answer
-    verifier = reading.verifier or "maths"
+    played = options.environment is not None  # an environment reads further columns, and may need no answer
+    verifier = options.verifier or "maths"
     # a reward may read every column, like an environment
-    extra = played or reading.verifier is not None
+    extra = played or options.verifier is not None
     reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=extra, reference=not played)
     for read in (read for place in _places(asked) for read in read_problems(place, reader)):
         if isinstance(read, Rejected):
@@ -237,13 +237,13 @@ def _read_all(asked: BenchmarkSource, reading: Reading, window: Window) -> tuple
         elif read.date is None or first <= read.date <= last:
             found.append(read)
         # the first problems do not need the rest of a large set; a random part does
-        if reading.limit_seed is None and reading.limit is not None and len(found) == reading.limit:
+        if options.limit_seed is None and options.limit is not None and len(found) == options.limit:
             break
-    if reading.limit_seed is None:
+    if options.limit_seed is None:
         return found, aside
     # a random part, in the order of the file
-    places = np.random.Generator(np.random.PCG64(reading.limit_seed)).permutation(len(found))
-    return [found[place] for place in sorted(places[: reading.limit])], aside
+    places = np.random.Generator(np.random.PCG64(options.limit_seed)).permutation(len(found))
+    return [found[place] for place in sorted(places[: options.limit])], aside
 
 
 def _places(asked: BenchmarkSource) -> Iterator[Place]:
@@ -267,23 +267,51 @@ def _places(asked: BenchmarkSource) -> Iterator[Place]:
             yield Place(path=Path(path))
 
 
-def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str) -> tuple[Problem, ...]:
+def _finished(found: Sequence[Read], name: str, options: EvaluationOptions, verifier: str) -> tuple[Problem, ...]:
     """Add the text around the prompts, the verifier, and the ids of the records."""
     problems: list[Problem] = []
     seen: Counter[str] = Counter()
+    column_of_ids = "id" in options.columns
     for read in found:
-        template = Template(text=reading.template) if reading.template else schemas().templates[read.template]
+        template = Template(text=options.template) if options.template else schemas().templates[read.template]
         # a record with tests is code, whatever the benchmark's default
-        kind = reading.verifier or (verifier if read.problem.verifier == "maths" else read.problem.verifier)
-        own = read.problem.id if "id" in reading.fields or read.own_id is None else read.own_id
+        kind = options.verifier or (verifier if read.problem.verifier == "maths" else read.problem.verifier)
+        own = read.problem.id if column_of_ids or read.own_id is None else read.own_id
         seen[own] += 1
-        if seen[own] > 1 and "id" in reading.fields:
+        if seen[own] > 1 and column_of_ids:
             raise ValueError(f"benchmark {name}: id {own!r} appears twice; correct the file, or name another id")
         own = own if seen[own] == 1 else f"{own}#{seen[own]}"
-        played = reading.environment or read.problem.environment
+        played = options.environment or read.problem.environment
         problem = replace(template.around(read.problem), id=own, verifier=kind, source=name, environment=played)
         problems.append(problem)
     return tuple(problems)
+
+
+def prompts_not_trained_on(model: Path, benchmarks: Sequence[LoadedBenchmark]) -> Iterator[str]:
+    """Yield a sentence per benchmark that puts another text around its prompts than the run that made the model."""
+    try:
+        sources = tomllib.loads((model / "config.toml").read_text(encoding="utf-8"))["data"]["train"]
+    except (OSError, ValueError, KeyError, TypeError):  # not a model of magicrl train
+        return
+    trained = [source.get("template", "{prompt}") for source in sources if "family" not in source]
+    for benchmark in benchmarks if trained else ():
+        if benchmark.facts["template_given"]:
+            continue
+        texts = [schemas().templates[name].text for name in benchmark.facts["template"]]
+        asked = next((text for text in texts if text not in trained), None)
+        if asked is not None:
+            yield (
+                f"{benchmark.name}: the model was trained on other prompts than {asked!r}, which this evaluation asks; "
+                f"to ask as in training, add --template {shell_text(trained[0])}"
+            )
+
+
+def shell_text(text: str) -> str:
+    """Return a text as bash and zsh read it, on one line."""
+    if "\n" not in text:
+        return shlex.quote(text)
+    escaped = text.replace("\\", r"\\").replace("'", r"\'").replace("\n", r"\n")
+    return f"$'{escaped}'"
 
 
 def _folder_name(name: str) -> str:

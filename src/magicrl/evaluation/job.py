@@ -36,12 +36,10 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """Sampling settings of a job."""
+    """Samples of a job."""
 
     samples: int  # responses per problem
-    temperature: float  # 0 is greedy: then all samples are equal
-    max_tokens: int  # the response limit T
-    seed: int  # seed of this job
+    sampling: SamplingParams
     shard: tuple[int, int] = (0, 1)  # (i, n): only the problems whose place is i modulo n
     keep_tokens: bool = False  # keep token ids and entropies in the rows
     draws: Mapping[str, int] | None = None  # draws by id, for lists that may change; None: the place in the list
@@ -66,7 +64,6 @@ def requests_for(
     problems: Sequence[Problem], plan: SamplingPlan, encode: Encode, done: Iterable[SampleRow] = ()
 ) -> list[RolloutRequest]:
     """Return a request for each problem of the shard with missing samples."""
-    sampling = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=plan.seed)
     known = {(row.problem, row.sample) for row in done}
     requests: list[RolloutRequest] = []
     for place, problem in enumerate(problems):
@@ -78,7 +75,7 @@ def requests_for(
                     problem=problem,
                     prompt_tokens=encode(problem),
                     group_size=plan.samples,
-                    sampling=sampling,
+                    sampling=plan.sampling,
                     samples=None if len(missing) == plan.samples else missing,
                 )
             )
@@ -114,7 +111,7 @@ def run_job(
 
     Args:
         problems: the whole list, with unique ids; its order gives the draws.
-        plan: sampling settings.
+        plan: samples of the job.
         engine: has its weights; must not be used by others during the job.
         judge: the verifiers.
         encode: returns a problem's prompt tokens.
@@ -181,8 +178,8 @@ def sample_problems(
     progress: Progress | None = None,
 ) -> list[ScoredGroup]:
     """Return ``samples`` judged responses per problem, in the order of the problems."""
-    plan = SamplingPlan(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
-    engine.submit(requests_for(problems, plan, encode))
+    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    engine.submit(requests_for(problems, SamplingPlan(samples=samples, sampling=sampling), encode))
     pending: list[tuple[RolloutGroup, Submitted]] = []
     for group in engine.finished():
         pending.append((group, submit_completions(judge, group.request.problem, group.completions)))

@@ -51,6 +51,10 @@ _PRESETS = (
     ),
 )
 PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
+NO_PRESET = Preset(
+    name="none", max_tokens=4096, samples={}, other_samples=1, extract="lenient", source="defaults of magicrl eval"
+)
+"""Settings of an evaluation without a preset."""
 
 
 def table13() -> tuple[list[dict[str, Any]], str]:

@@ -14,11 +14,11 @@ import os
 import resource
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from magicrl.config.errors import RecipeError
+from magicrl.evaluation.options import EvaluationOptions, Price
 from magicrl.evaluation.presets import PRESETS, against_table13, rows_with, table13
 from magicrl.evaluation.provenance import now
 from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow, by_problem
@@ -28,23 +28,6 @@ from magicrl.files import write_atomically
 
 RENEWED_EVERY = 5.0
 """Seconds between two writings of a call's account."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Price:
-    """Prices per million prompt and response tokens, in the user's currency."""
-
-    per_million_in: float = 0.0
-    per_million_out: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in (("--price-in", self.per_million_in), ("--price-out", self.per_million_out)):
-            if not 0 <= value < float("inf"):
-                raise RecipeError(f"{name} {value}: give what a million tokens cost, 0 or more")
-
-    def of(self, tokens_in: int, tokens_out: int) -> float:
-        """Return the price of a number of prompt and response tokens."""
-        return (tokens_in * self.per_million_in + tokens_out * self.per_million_out) / 1e6
 
 
 def worker_cpu_seconds(pids: Iterable[int]) -> float:
@@ -179,47 +162,39 @@ class Incomplete(ValueError):
     """Samples are missing: other shards are not complete, or a job was stopped."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ask:
-    """The statistics to report."""
-
-    pass_at: tuple[int, ...] | None = None  # k of pass@k; None: the powers of two up to the samples
-    majority_at: tuple[int, ...] | None = None  # k of maj@k; None: the largest of these powers
-    fresh_limits: tuple[int, ...] | None = None  # limits of fresh samples, required complete; None: the complete ones
-    price: Price | None = None
-
-
-def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping[str, int] | None = None) -> Path:
+def write_results(options: EvaluationOptions, names: Sequence[str], samples: Mapping[str, int] | None = None) -> Path:
     """Score the folders of these benchmarks and write ``results.json``.
 
     Complete benchmarks from earlier calls with the same model and engine are scored as well, so that a further
     benchmark does not remove the others from the results.
 
     Args:
-        output: the evaluation's folder.
+        options: folder, prices, the k to report, and the limits of fresh samples, which must be complete. Without
+            limits all complete ones are reported.
         names: benchmarks, in the order of the results; they must be complete.
-        ask: statistics to report.
         samples: samples per problem by benchmark; default: those of each job.
 
     Raises:
         Incomplete: samples are missing; says how many of which benchmark.
         ValueError: a file is damaged, or a k is larger than the samples.
     """
-    results = {name: result_of(EvaluationFolder(output / name), ask, (samples or {}).get(name)) for name in names}
+    output = options.folder
+    results = {name: result_of(EvaluationFolder(output / name), options, (samples or {}).get(name)) for name in names}
     # other complete benchmarks of earlier calls with the same model have other samples and other k
+    others = replace(options, pass_at=None, majority_at=None, fresh_limits=None)
     engines = [result["settings"]["engine"] for result in results.values()]
     for folder in (EvaluationFolder(path.parent) for path in sorted(output.glob("*/job.json"))):
         if folder.path.name not in names and folder.job()["decides"]["engine"] in engines:
             # a benchmark of an earlier call that was stopped is left out
             with contextlib.suppress(Incomplete):
-                results[folder.path.name] = result_of(folder, Ask(price=ask.price))
+                results[folder.path.name] = result_of(folder, others)
     accuracy = {name: result["accuracy"] for name, result in results.items()}
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "written": now(),
         "benchmarks": results,
         "means": means(accuracy, [(result["preset"] or {}).get("name") for result in results.values()]),
-        "usage": total_usage([result["usage"] for result in results.values()], ask.price),
+        "usage": total_usage([result["usage"] for result in results.values()], options.price),
     }
     # only results that were sampled like Table 13 are compared with it
     comparable = {n: r["accuracy"]["mean"] for n, r in results.items() if not r["table13"]["differs"]}
@@ -230,7 +205,7 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
     return path
 
 
-def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) -> dict[str, Any]:
+def result_of(folder: EvaluationFolder, options: EvaluationOptions, samples: int | None = None) -> dict[str, Any]:
     """Return one benchmark's scores.
 
     Raises:
@@ -242,11 +217,11 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
     ids, clusters = [problem.id for problem in asked], [problem.cluster for problem in asked]
     programs = any(problem.verifier == "code" for problem in asked)
     problems = complete_rows(folder, wanted)
-    pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
+    pass_at, majority_at = _counts(options, min(sum(row.counted for row in rows) for rows in problems), wanted)
     # programs and graded responses have no equal answers to vote on
     vote = not programs and all(row.score is None for rows in problems for row in rows)
     score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at if vote else ())
-    fresh = _fresh_rows(folder, ask, wanted)
+    fresh = _fresh_rows(folder, options.fresh, wanted)
     limit, knows = decides["sampling"]["max_tokens"], recorded["knows_limit"]
     every = [folder, *(folder.fresh_at(limit) for limit in folder.fresh_limits())]
     rows = [row for each in every for row in each.rows()]
@@ -278,7 +253,7 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
         "table13": {"differs": differs},
         "scaling": scaling(problems, limit, clusters, knows_limit=knows, vote=vote, fresh=fresh),
-        "usage": total_cost(rows, accounts, ask.price),  # including fresh samples, scored or not
+        "usage": total_cost(rows, accounts, options.price),  # including fresh samples, scored or not
         "per_problem": [_problem(*one) for one in zip(ids, problems, score.clusters, strict=True)],
     }
 
@@ -301,14 +276,14 @@ def complete_rows(folder: EvaluationFolder, samples: int) -> list[list[SampleRow
     return by_problem(rows, ids)
 
 
-def _fresh_rows(folder: EvaluationFolder, ask: Ask, samples: int) -> dict[int, list[list[SampleRow]]]:
+def _fresh_rows(folder: EvaluationFolder, limits: list[int] | None, samples: int) -> dict[int, list[list[SampleRow]]]:
     """Return fresh samples by limit: the requested limits, or all complete ones."""
     found: dict[int, list[list[SampleRow]]] = {}
-    for limit in folder.fresh_limits() if ask.fresh_limits is None else ask.fresh_limits:
+    for limit in folder.fresh_limits() if limits is None else limits:
         try:
             found[limit] = complete_rows(folder.fresh_at(limit), samples)
         except Incomplete:
-            if ask.fresh_limits is not None:
+            if limits is not None:
                 raise
     return found
 
@@ -342,16 +317,17 @@ def means(accuracy: Mapping[str, Mapping[str, float]], presets: Sequence[str | N
     }
 
 
-def _counts(ask: Ask, fewest: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _counts(options: EvaluationOptions, fewest: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the k of pass@k and maj@k. A requested k must be possible; defaults use those that are."""
-    for option, asked in (("--pass-at", ask.pass_at), ("--majority-at", ask.majority_at)):
+    pass_at, majority_at = options.counts("pass_at"), options.counts("majority_at")
+    for option, asked in (("--pass-at", pass_at), ("--majority-at", majority_at)):
         above = [k for k in asked or () if not 1 <= k <= samples]
         if above:
             raise ValueError(f"{option} {above[0]}: k must be between 1 and the {samples} samples of a problem")
     # pass@1 is avg@k, so powers start at 2
     powers = tuple(k for k in (1 << i for i in range(samples.bit_length())) if 1 < k <= fewest)
-    passed = powers if ask.pass_at is None else ask.pass_at
-    return passed, (powers[-1:] if ask.majority_at is None else ask.majority_at)
+    passed = powers if pass_at is None else pass_at
+    return passed, (powers[-1:] if majority_at is None else majority_at)
 
 
 def _problem(name: str, rows: Sequence[SampleRow], cluster: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, PipelineStep, by_entry
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
-from magicrl.records import Problem
+from magicrl.records import Problem, SamplingParams
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
@@ -240,9 +240,9 @@ class Difficulty(PipelineStep[DifficultyStep]):
 
                 plan = SamplingPlan(
                     samples=total,
-                    temperature=settings.temperature,
-                    max_tokens=settings.max_tokens,
-                    seed=settings.seed,
+                    sampling=SamplingParams(
+                        temperature=settings.temperature, max_tokens=settings.max_tokens, seed=settings.seed
+                    ),
                     # by name, so that other problems in the list do not change a problem's samples
                     draws={problem.id: draw_of(problem.id) for problem in some},
                 )

@@ -14,10 +14,11 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from magicrl.commands.eval import EvaluationOptions, arguments, evaluate_checkpoints, requested
+from magicrl.commands.eval import evaluate_checkpoints, requested
 from magicrl.commands.main import app
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family, unique_problems
+from magicrl.evaluation.options import EvaluationOptions, arguments
 from magicrl.rollout.recording import read_rollouts
 from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
 from magicrl.training.curriculum import Validation

@@ -23,23 +23,14 @@ from json_server import Asked, Reply, json_server
 from rich.console import Console
 
 import magicrl
-from magicrl.commands.eval import (
-    arguments,
-    ask_of,
-    evaluate,
-    parse_counts,
-    parse_shard,
-    parse_window,
-    reading_of,
-    settings_of,
-)
+from magicrl.commands.eval import evaluate
 from magicrl.commands.evaluation_display import EvalDisplay, _best, show_comparison
 from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import TinyModelConfig
 from magicrl.evaluation.benchmarks import known_benchmarks, parse_asked
+from magicrl.evaluation.options import JobCost, arguments
 from magicrl.evaluation.presets import PRESETS
-from magicrl.evaluation.runner import JobCost
 from magicrl.evaluation.samples import SampleRow, sample_row
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
@@ -218,13 +209,10 @@ def test_a_wrong_option_is_refused_before_a_model_is_loaded(more: list[str], mes
 
 
 def test_words_of_options() -> None:
-    assert parse_shard("0/4") == (0, 4)
-    assert parse_counts("--pass-at", "1, 4") == (1, 4)
-    assert parse_window("2024-08-01..") == (date(2024, 8, 1), None)
-    ask = ask_of(arguments(pass_at="1,2", majority_at="4"))
-    assert (ask.pass_at, ask.majority_at) == ((1, 2), (4,))
-    settings = settings_of(arguments(preset="released-code", temperature=0.9, shard="1/4"))
-    assert (settings.temperature, settings.max_tokens, settings.shard) == (0.9, 32768, (1, 4))
+    options = arguments(preset="released-code", temperature=0.9, shard="1/4", pass_at="1, 4", fresh_limits=(8, 4, 8))
+    assert (options.sampling.temperature, options.sampling.max_tokens) == (0.9, 32768)
+    assert (options.part, options.counts("pass_at"), options.fresh) == ((1, 4), (1, 4), [4, 8])
+    assert arguments(window="2024-08-01..").days == (date(2024, 8, 1), None)
     assert _best({"8": {"mean": 0.5}, "16": {"mean": 0.75}}) == "@16 75.0"
 
 
@@ -321,8 +309,8 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
     assert not ignored
     known = inspect.signature(evaluate).parameters
     given = arguments(**{name: value for name, value in bound.arguments.items() if name in known})
-    reading_of(given)
-    settings_of(given)
+    assert given.verifier == (given.reward or (given.judge and "judge"))
+    assert (given.judge_settings is None) == (given.judge is None)
     for text in given.benchmarks or ():
         asked = parse_asked(text)
         assert asked.path is not None or asked.known is not None

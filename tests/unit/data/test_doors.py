@@ -15,7 +15,8 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.paths import counted_from
 from magicrl.data.families import make_family
 from magicrl.data.sources import load_problems
-from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
+from magicrl.evaluation.options import arguments
 from magicrl.models.small_models import make_miniature
 from magicrl.records import Problem
 
@@ -112,14 +113,14 @@ def test_a_source_of_ones_own_gives_records_or_problems(folder: Path) -> None:
 
 
 def test_a_benchmark_of_ones_own_is_named_on_the_command_line(folder: Path) -> None:
-    loaded = load_benchmark(parse_asked("benchmark.py:problems"), Reading(limit=5))
+    loaded = load_benchmark(parse_asked("benchmark.py:problems"), arguments(limit=5))
     assert loaded.name == "benchmark"
     assert [problem.references for problem in loaded.problems] == [("2",), ("3",), ("4",), ("5",), ("6",)]
     assert loaded.problems[0].prompt.startswith("What is the square root of 4?")
     assert loaded.facts["source"] == "benchmark.py:problems"
-    assert load_benchmark(parse_asked("roots=benchmark.py:problems"), Reading()).name == "roots"
+    assert load_benchmark(parse_asked("roots=benchmark.py:problems"), arguments()).name == "roots"
     with pytest.raises(ValueError, match=r"has no 'problem'; did you mean 'problems'\?"):
-        load_benchmark(parse_asked("benchmark.py:problem"), Reading())
+        load_benchmark(parse_asked("benchmark.py:problem"), arguments())
     with pytest.raises(RecipeError, match=r"did you mean 'aime24'\?.*or your function as FILE.py:NAME"):
         parse_asked("aime-24")
 

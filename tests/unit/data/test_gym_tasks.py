@@ -14,7 +14,8 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import OptionValue, make_family
 from magicrl.data.sources import load_problems
-from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
+from magicrl.evaluation.options import arguments
 from magicrl.records import Outcome
 from magicrl_verifiers.gym import GymVerifier, entry_text, restored
 from magicrl_verifiers.records import JudgeOptions
@@ -53,7 +54,7 @@ def test_seeds_and_splits_share_no_question_and_the_benchmark_none_of_their_seed
     }
     keys = {name: {problem.key for problem in problems} for name, problems in made.items()}
     assert len(set.union(*keys.values())) == sum(len(found) for found in keys.values()) == 180
-    benchmark = load_benchmark(parse_asked(LEGS), Reading(limit=30)).problems
+    benchmark = load_benchmark(parse_asked(LEGS), arguments(limit=30)).problems
     theirs = gym.create_dataset("leg_counting", seed=0, size=30)
     assert all(problem.prompt.startswith(str(theirs[i]["question"]).strip()) for i, problem in enumerate(benchmark))
     assert not {problem.key for problem in benchmark} & set.union(*keys.values())

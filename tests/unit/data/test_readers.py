@@ -16,7 +16,8 @@ from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError
 from magicrl.data.data_files import Row, read_rows
 from magicrl.data.sources import Place, load_problems, recognise
-from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
+from magicrl.evaluation.options import arguments
 from magicrl.records import Message, Problem
 
 TURN = [{"role": "user", "content": "2 + 3?"}]
@@ -27,7 +28,7 @@ SHARE = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2
 def both(path: Path) -> list[Problem]:
     """Return the problems of a file for training and for evaluation, which may differ only around a prompt."""
     trained = load_problems(SourceConfig(path=str(path)))
-    examined = load_benchmark(parse_asked(str(path)), Reading(template="{prompt}")).problems
+    examined = load_benchmark(parse_asked(str(path)), arguments(template="{prompt}")).problems
     assert [(p.prompt, p.context, p.references, p.key) for p in trained] == [
         (p.prompt, p.context, p.references, p.key) for p in examined
     ]
@@ -90,7 +91,7 @@ def test_training_says_how_tests_call_the_program_as_evaluation_does(tmp_path: P
     tests = {"inputs": ["1"], "outputs": ["2"]}
     path = write_lines(tmp_path / "code.jsonl", [{"question": "Add one.", "tests": tests}])
     (trained,) = load_problems(SourceConfig(path=str(path)))
-    (examined,) = load_benchmark(parse_asked(str(path)), Reading()).problems
+    (examined,) = load_benchmark(parse_asked(str(path)), arguments()).problems
     assert trained.prompt == examined.prompt
     assert trained.prompt.startswith("Add one.\n\nWrite a Python program that reads from standard input")
     (bare,) = load_problems(SourceConfig(path=str(path), template="{prompt}"))
@@ -101,7 +102,7 @@ def test_training_says_how_tests_call_the_program_as_evaluation_does(tmp_path: P
 def test_the_box_is_asked_for_once_in_a_conversation(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Put the answer into \\boxed{}."}
     path = write_lines(tmp_path / "chat.jsonl", [{"messages": [system, *TURN], "answer": "5"}])
-    assert load_benchmark(parse_asked(str(path)), Reading()).problems[0].prompt == "2 + 3?"
+    assert load_benchmark(parse_asked(str(path)), arguments()).problems[0].prompt == "2 + 3?"
 
 
 def test_what_is_rejected_is_told_with_place_and_reason(tmp_path: Path) -> None:
@@ -151,7 +152,9 @@ def test_folders_of_data_files_and_saved_data_sets(tmp_path: Path) -> None:
         trained = load_problems(SourceConfig(path=str(folder)))
         assert [p.references[0] for p in trained] == ["3", "4", "5"], folder
         assert len({p.id for p in trained}) == 3
-        assert [p.references[0] for p in load_benchmark(parse_asked(str(folder)), Reading()).problems] == ["6"], folder
+        assert [p.references[0] for p in load_benchmark(parse_asked(str(folder)), arguments()).problems] == ["6"], (
+            folder
+        )
         with pytest.raises(RecipeError, match="no split 'dev'; it has: train, test"):
             load_problems(SourceConfig(path=str(folder), split="dev"))
     assert recognise(single).problems == 3
@@ -179,7 +182,7 @@ def test_a_hub_name_without_a_hub_is_one_clear_error(monkeypatch: pytest.MonkeyP
     with pytest.raises(ValueError, match=r"hub data set 'openai/gsm8k'.*without network download it once elsewhere"):
         recognise("openai/gsm8k")
     with pytest.raises(ValueError, match="hub data set 'openai/gsm8k'"):
-        load_benchmark(parse_asked("openai/gsm8k"), Reading())
+        load_benchmark(parse_asked("openai/gsm8k"), arguments())
 
 
 def test_subset_and_revision_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

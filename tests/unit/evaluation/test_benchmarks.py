@@ -23,7 +23,8 @@ from builders import write_lines
 from magicrl.config.errors import RecipeError
 from magicrl.data import code_records
 from magicrl.data.code_records import before_stub, unwrapped_text
-from magicrl.evaluation.benchmarks import Reading, known_benchmarks, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import known_benchmarks, load_benchmark, parse_asked
+from magicrl.evaluation.options import arguments
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, resolve
 from magicrl_verifiers.service import VerifierPool
@@ -33,7 +34,7 @@ BOX = "\n\nPlease reason step by step, and put your final answer within \\boxed{
 
 
 def load(asked: str, **reading: Any) -> tuple[Problem, ...]:
-    return load_benchmark(parse_asked(asked), Reading(**reading)).problems
+    return load_benchmark(parse_asked(asked), arguments(**reading)).problems
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def test_maths_records_of_every_form(tmp_path: Path, verdicts: Verdicts) -> None
 def test_rows_that_cannot_be_used_are_set_aside_with_their_place(tmp_path: Path) -> None:
     rows = [{"problem": "1+1?", "answer": ""}, {"problem": "2+2?", "answer": "4"}, {"text": "?"}]
     file = write_lines(tmp_path / "mine.jsonl", rows)
-    loaded = load_benchmark(parse_asked(str(file)), Reading())
+    loaded = load_benchmark(parse_asked(str(file)), arguments())
     assert len(loaded.problems) == 1
     assert [note.split(":")[0] for note in loaded.set_aside] == [f"{file}, line 1", f"{file}, line 3"]
     assert "no column of the problem is known. It has: text ('?')." in loaded.set_aside[1]
@@ -118,14 +119,14 @@ def test_columns_template_limit_and_verifier_can_be_given(tmp_path: Path) -> Non
     rows = [{"q": f"{i}?", "a": str(i), "name": f"n{i}", "more": i} for i in range(5)]
     file = write_lines(tmp_path / "mine.jsonl", rows)
     fields = {"prompt": "q", "answer": "a", "id": "name"}
-    problems = load(str(file), fields=fields, template="Q: {prompt}", limit=3, verifier="exact")
+    problems = load(str(file), fields=fields, template="Q: {prompt}", limit=3, reward="exact")
     assert [(p.id, p.prompt, p.verifier) for p in problems] == [(f"n{i}", f"Q: {i}?", "exact") for i in range(3)]
     assert {**problems[0].extra} == {"more": 0}, "a reward in TRL's form takes further columns by their names"
     assert not load(str(file), fields=fields)[0].extra
     with pytest.raises(ValueError, match="must hold"):
-        Reading(template="no place")
+        arguments(template="no place")
     with pytest.raises(ValueError, match="--field promt"):
-        Reading(fields={"promt": "q"})
+        arguments(fields={"promt": "q"})
 
 
 def test_a_random_part_is_the_same_every_time_and_grows(tmp_path: Path) -> None:
@@ -138,15 +139,15 @@ def test_a_random_part_is_the_same_every_time_and_grows(tmp_path: Path) -> None:
     assert few not in (other, list(range(5)))
     assert [int(p.id) for p in load(str(file), limit=80, limit_seed=0)] == list(range(50))
     with pytest.raises(ValueError, match="with --limit how many"):
-        Reading(limit_seed=1)
+        arguments(limit_seed=1)
 
 
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
-    assert load_benchmark(parse_asked(f"aime24={file}"), Reading()).whole
-    assert not load_benchmark(parse_asked(f"aime24={file}"), Reading(limit=10)).whole
-    assert not load_benchmark(parse_asked(f"aime24={file}"), Reading(window=(date(2024, 1, 1), None))).whole
-    assert not load_benchmark(parse_asked(str(file)), Reading()).whole
+    assert load_benchmark(parse_asked(f"aime24={file}"), arguments()).whole
+    assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=10)).whole
+    assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(window="2024-01-01..")).whole
+    assert not load_benchmark(parse_asked(str(file)), arguments()).whole
 
 
 STUB = 'import math\n\ndef half(x):\n    return x / 2\n\ndef root(x: float) -> float:\n    """Root of half.\n    """\n'
@@ -257,7 +258,7 @@ def test_livecodebench_records_with_packed_private_tests(tmp_path: Path, verdict
     assert verdicts(zip(problems, right, strict=True)) == [True, True]
     only_public = [program("input()\nprint(0)"), program(solution.replace("sum(xs) + y", "3"))]
     assert verdicts(zip(problems, only_public, strict=True)) == [False, False], "the private tests were run"
-    every = load(f"livecodebench={folder}", window=(None, date(2024, 8, 1)))
+    every = load(f"livecodebench={folder}", window="..2024-08-01")
     assert [p.id for p in every] == ["early", "first"]
 
 
@@ -291,12 +292,12 @@ def test_development_files_load_as_they_are(shared_data: Path) -> None:
         "olympiadbench": ("olympiadbench/olympiad_bench.json", 675),
     }
     for name, (path, count) in expected.items():
-        loaded = load_benchmark(parse_asked(f"{name}={sets / path}"), Reading())
+        loaded = load_benchmark(parse_asked(f"{name}={sets / path}"), arguments())
         assert (len(loaded.problems), loaded.set_aside) == (count, ()), name
         assert all("\\boxed{}" in p.prompt for p in loaded.problems), name
     others = [*sorted(sets.glob("*/*")), *sorted((shared_data / "code" / "sets").glob("*/data.jsonl"))]
     for path in others:
-        loaded = load_benchmark(parse_asked(f"x={path}"), Reading(limit=50))
+        loaded = load_benchmark(parse_asked(f"x={path}"), arguments(limit=50))
         assert len(loaded.problems) >= 5, path
         assert not loaded.set_aside, path
 
@@ -347,7 +348,7 @@ def test_without_the_extra_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -
     asked = parse_asked("reasoning_gym/leg_counting")
     assert asked.name == "reasoning_gym-leg_counting"
     with pytest.raises(RecipeError, match=r"pip install 'magicrl\[gym\]'"):
-        load_benchmark(asked, Reading())
+        load_benchmark(asked, arguments())
 
 
 PACKAGES = (
@@ -361,22 +362,23 @@ SCRIPT = """
 import json
 import reasoning_gym
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
+from magicrl.evaluation.options import arguments
 from magicrl_verifiers.service import VerifierPool
 
 found = {}
 with VerifierPool() as pool:
     for task in ("leg_counting", "gcd", "caesar_cipher", "syllogism", "base_conversion", "countdown"):
-        problems = load_benchmark(parse_asked("reasoning_gym/" + task), Reading(limit=5)).problems
+        problems = load_benchmark(parse_asked("reasoning_gym/" + task), arguments(limit=5)).problems
         answers = [r"So it is \\boxed{" + p.references[0] + "}." for p in problems]
         right = [pool.judge(p, [a])[0].correct for p, a in zip(problems, answers, strict=True)]
         wrong = [pool.judge(p, [r"\\boxed{no such answer}"])[0].correct for p in problems]
-        again = load_benchmark(parse_asked("reasoning_gym/" + task), Reading(limit=5)).problems
+        again = load_benchmark(parse_asked("reasoning_gym/" + task), arguments(limit=5)).problems
         found[task] = [all(right), not any(wrong), again == problems]
 refused = {}
 for task in ("word_ladder", "leg_countin"):
     try:
-        load_benchmark(parse_asked("reasoning_gym/" + task), Reading())
+        load_benchmark(parse_asked("reasoning_gym/" + task), arguments())
     except RecipeError as error:
         refused[task] = str(error)
 print(json.dumps([found, refused]))

@@ -13,17 +13,18 @@ import pytest
 from builders import write_lines
 
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, load_benchmark, parse_asked
 from magicrl.evaluation.comparison import compare_all, compare_pair
 from magicrl.evaluation.engines import model_checksums, open_engine
-from magicrl.evaluation.presets import PRESETS
-from magicrl.evaluation.results import Ask, Incomplete, Price, write_results
-from magicrl.evaluation.runner import EvaluationSettings, JobCost, run_evaluation
+from magicrl.evaluation.options import EvaluationOptions, JobCost, arguments
+from magicrl.evaluation.results import Incomplete, write_results
+from magicrl.evaluation.runner import run_evaluation
 from magicrl.evaluation.samples import EvaluationFolder, SampleRow
 from magicrl.models.small_models import make_miniature
 from magicrl.rollout.engine_settings import EngineSettings
 
-SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
+SETTINGS = arguments(
+    samples=4, max_tokens=16, seed=5, template="{prompt}", reward="exact", threads=1, max_rows=8, workers=1
+)
 
 
 class Watcher:
@@ -55,16 +56,16 @@ class Watcher:
         self.estimates.append(mean_tokens)
 
 
-def loaded(sums: Path, name: str = "sums", **reading: Any) -> LoadedBenchmark:
-    given = {"template": "{prompt}", "verifier": "exact"} | reading
-    return load_benchmark(parse_asked(f"{name}={sums}"), Reading(**given))
-
-
 def run(
-    model: Path, sums: Path, output: Path, settings: EvaluationSettings = SETTINGS, watcher: Watcher | None = None
+    model: Path,
+    sums: Path,
+    output: Path,
+    settings: EvaluationOptions = SETTINGS,
+    watcher: Watcher | None = None,
+    name: str = "sums",
 ) -> Path | None:
-    engine = EngineSettings(model=str(model), threads=1, max_rows=8)
-    return run_evaluation([loaded(sums)], "in_process", engine, settings, output, watcher or Watcher())
+    options = replace(settings, model=model, benchmarks=f"{name}={sums}", output=output)
+    return run_evaluation(options, watcher or Watcher())
 
 
 def results(path: Path | None) -> dict[str, Any]:
@@ -100,14 +101,14 @@ def test_shards_merge_to_the_whole(
 ) -> None:
     model = tiny_models[0]
     watcher = Watcher()
-    first = run(model, sums, tmp_path / "parts", replace(SETTINGS, shard=(1, 2)), watcher)
+    first = run(model, sums, tmp_path / "parts", replace(SETTINGS, shard="1/2"), watcher)
     assert first is None
     assert "20 of 40 samples are missing" in watcher.notes[0]
     with pytest.raises(Incomplete, match="20 of 40 samples"):
-        write_results(tmp_path / "parts", ["sums"], Ask())
-    last = results(run(model, sums, tmp_path / "parts", replace(SETTINGS, shard=(0, 2))))
+        write_results(arguments(output=tmp_path / "parts"), ["sums"])
+    last = results(run(model, sums, tmp_path / "parts", replace(SETTINGS, shard="0/2")))
     assert last["scored_sha256"] == whole["scored_sha256"], "the last shard writes the results"
-    merged = results(write_results(tmp_path / "parts", ["sums"], Ask(pass_at=(3,), majority_at=(1, 3))))
+    merged = results(write_results(arguments(output=tmp_path / "parts", pass_at=(3,), majority_at="1,3"), ["sums"]))
     assert list(merged["pass_at"]) == ["3"]
     assert list(merged["majority_at"]) == ["1", "3"]
 
@@ -124,7 +125,7 @@ def test_more_samples_keep_those_that_exist(
     fewer = results(run(model, sums, tmp_path / "out", replace(SETTINGS, samples=2)))
     assert (fewer["samples"], fewer["usage"]["samples"]) == (2, 40), "those beyond are there and are not scored"
     assert {problem["counted"] for problem in fewer["per_problem"]} == {2}
-    assert results(write_results(tmp_path / "out", ["sums"], Ask()))["samples"] == 4, "no sample is lost"
+    assert results(write_results(arguments(output=tmp_path / "out"), ["sums"]))["samples"] == 4, "no sample is lost"
 
 
 def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
@@ -147,11 +148,9 @@ def test_a_reward_whose_file_changed_is_another_job(tiny_models: tuple[Path, Pat
     """Samples that the old code judged must not count in a score of the new code."""
     reward = tmp_path / "mine.py"
     reward.write_text("def score(problem, response):\n    return 1.0\n")
-    engine = EngineSettings(model=str(tiny_models[0]), threads=1, max_rows=8)
 
     def evaluate() -> Path | None:
-        benchmark = loaded(sums, verifier=f"{reward}:score")
-        return run_evaluation([benchmark], "in_process", engine, SETTINGS, tmp_path / "out", Watcher())
+        return run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, reward=f"{reward}:score"))
 
     score = results(evaluate())["accuracy"]["mean"]
     assert score > 0
@@ -173,7 +172,7 @@ def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
 
 
 def test_what_results_say(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
-    path = run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, preset=PRESETS["report"]))
+    path = run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, preset="report"))
     document = results(path)
     rows = [json.loads(line) for line in (tmp_path / "out/sums/samples-0-of-1.jsonl").read_text().splitlines()]
     right = {f"p{i}": [False] * 4 for i in range(10)}
@@ -221,9 +220,7 @@ def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Pat
 def test_fresh_samples_at_other_limits_are_tasks_that_resume(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
 ) -> None:
-    asked = replace(
-        SETTINGS, samples=2, ask=Ask(fresh_limits=(4, 24), price=Price(per_million_in=1, per_million_out=2))
-    )
+    asked = replace(SETTINGS, samples=2, fresh_limits=(4, 24), price_in=1, price_out=2)
     model = tiny_models[0]
     path = run(model, sums, tmp_path / "whole", asked)
     whole = results(path)
@@ -245,7 +242,7 @@ def test_fresh_samples_at_other_limits_are_tasks_that_resume(
     )
     same = [long_texts[key].startswith(text) for key, text in fresh_texts.items()]
     assert not all(same), "fresh samples are drawn with random numbers of their own"
-    plain = results(write_results(tmp_path / "whole", ["sums"], Ask()))
+    plain = results(write_results(arguments(output=tmp_path / "whole"), ["sums"]))
     assert plain["scaling"]["fresh"] == whole["scaling"]["fresh"], "what is there is scored without being asked for"
     used = whole["usage"]
     assert used["samples"] == 60
@@ -263,15 +260,13 @@ def test_one_more_benchmark_leaves_the_others_in_the_results(
 ) -> None:
     output, few = tmp_path / "out", replace(SETTINGS, samples=1)
     first = results(run(tiny_models[0], sums, output, few))
-    engine = EngineSettings(model=str(tiny_models[0]), threads=1)
-    path = run_evaluation([loaded(sums, "again")], "in_process", engine, few, output, Watcher())
+    path = run(tiny_models[0], sums, output, few, name="again")
     assert path is not None
     document = json.loads(path.read_text())
     assert list(document["benchmarks"]) == ["again", "sums"]
     assert document["benchmarks"]["sums"]["scored_sha256"] == first["scored_sha256"]
     assert document["means"]["all"]["sets"] == ["again", "sums"]
-    other = EngineSettings(model=str(tiny_models[1]), threads=1)
-    path = run_evaluation([loaded(sums, "other")], "in_process", other, few, output, Watcher())
+    path = run(tiny_models[1], sums, output, few, name="other")
     assert path is not None
     assert list(json.loads(path.read_text())["benchmarks"]) == ["other"], "another model's results are not mixed in"
 
@@ -302,10 +297,10 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(
     with pytest.raises(RecipeError, match=r"context of 96 tokens; use 90 or less"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, max_tokens=2000))
     with pytest.raises(RecipeError, match=r"--fresh-limits\) 2000 exceed the model's context of 96 tokens"):
-        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, ask=Ask(fresh_limits=(8, 2000))))
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, fresh_limits=(8, 2000)))
     assert not (tmp_path / "out").exists()
     with pytest.raises(RecipeError, match="same response every time"):
-        EvaluationSettings(temperature=0.0, samples=4)
+        arguments(temperature=0.0, samples=4)
     with pytest.raises(RecipeError, match="--engine: unknown engine 'warp'"):
         open_engine("warp", EngineSettings(model="x"))
     with pytest.raises(RecipeError, match="--engine-option url: the in_process engine has none"):
@@ -336,10 +331,7 @@ def test_a_checksum_follows_weights_and_tokenizer_not_the_model_card(
 def test_programs_are_not_voted_on(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
     rows = [{"id": f"c{i}", "prompt": "what is 1 + 1 ?", "tests": {"inputs": [""], "outputs": ["2"]}} for i in range(2)]
     write_lines(sums, rows)
-    benchmark = load_benchmark(parse_asked(f"sums={sums}"), Reading(template="{prompt}"))
-    engine = EngineSettings(model=str(tiny_models[0]), threads=1)
-    settings = replace(SETTINGS, samples=2)
-    document = results(run_evaluation([benchmark], "in_process", engine, settings, tmp_path / "out", Watcher()))
+    document = results(run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, samples=2, reward=None)))
     assert document["accuracy"]["mean"] == 0
     assert list(document["pass_at"]) == ["2"]
     assert document["majority_at"] == {}
@@ -348,7 +340,7 @@ def test_programs_are_not_voted_on(tiny_models: tuple[Path, Path], sums: Path, t
 
 
 def test_greedy_decoding_takes_one_sample_whatever_the_preset_says() -> None:
-    greedy = EvaluationSettings(temperature=0.0, preset=PRESETS["report"])
+    greedy = arguments(temperature=0.0, preset="report")
     assert greedy.samples_for("aime24") == 1
     assert replace(greedy, temperature=1.0).samples_for("aime24") == 32
     assert replace(greedy, temperature=1.0, samples=2).samples_for("aime24") == 2, "what is given holds over the preset"
@@ -366,7 +358,6 @@ def test_a_template_that_opens_the_reasoning_requires_its_end(sums: Path, tmp_pa
 
 def test_a_reward_that_is_not_there_is_told_before_a_model_is_loaded(sums: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def score(problem, response):\n    return 1.0\n")
-    benchmark = loaded(sums, verifier=f"{tmp_path}/mine.py:scor")
-    nowhere = EngineSettings(model=str(tmp_path / "no-model"))
+    wrong = replace(SETTINGS, reward=f"{tmp_path}/mine.py:scor")
     with pytest.raises(ValueError, match=r"has no 'scor'; did you mean 'score'\?"):
-        run_evaluation([benchmark], "in_process", nowhere, SETTINGS, tmp_path / "out", Watcher())
+        run(tmp_path / "no-model", sums, tmp_path / "out", wrong)

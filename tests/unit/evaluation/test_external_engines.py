@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import pytest
 from json_server import Reply, json_server
 
-from magicrl.commands.eval import parse_engine_options
 from magicrl.config.rollout_schema import VllmConfig
 from magicrl.evaluation.engines import open_engine
+from magicrl.evaluation.options import arguments
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import _ENGINE_OPTIONS
 from magicrl_verifiers.served import ServerError, ServerSettings
@@ -38,8 +37,13 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
 def test_a_wrong_option_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     engine, texts, expected = MISTAKES[name]
+
+    def make() -> None:
+        options = arguments(engine=engine, engine_options=texts).engine_values
+        open_engine(engine, EngineSettings(model="tiny", options=options))
+
     with pytest.raises(ValueError, match=expected):
-        open_engine(engine, EngineSettings(model="tiny", options=parse_engine_options(engine, texts)))
+        make()
 
 
 def test_the_page_on_engines_names_options_that_exist() -> None:
@@ -58,7 +62,7 @@ def test_the_page_on_engines_names_options_that_exist() -> None:
 def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magicrl_verifiers.served._FIRST_WAIT", 0.0)
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
-    options: dict[str, Any] = parse_engine_options("openai", ["attempts=2", 'extra={"seed": null}'])
+    options = arguments(engine="openai", engine_options=["attempts=2", 'extra={"seed": null}']).engine_values
     with pytest.raises(ServerError, match=r"GET http://127\.0\.0\.1:9/elsewhere/models: cannot reach"):
         open_engine("openai", EngineSettings(model="tiny", options=options))
 

@@ -26,6 +26,7 @@ from magicrl.records import (
     Problem,
     RolloutGroup,
     RolloutRequest,
+    SamplingParams,
     Verdict,
     frozen_floats,
     frozen_tokens,
@@ -68,7 +69,7 @@ class Scripted:
 
 
 PROBLEMS = [builders.problem(f"p{i}", prompt="?", reference="4") for i in range(5)]
-PLAN = SamplingPlan(samples=4, temperature=1.0, max_tokens=8, seed=3)
+PLAN = SamplingPlan(samples=4, sampling=SamplingParams(temperature=1.0, max_tokens=8, seed=3))
 
 
 def encode(_problem: Problem) -> Any:
@@ -170,7 +171,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="belongs to no problem"):
         by_problem([row("q", 0)], ["p"])
     with pytest.raises(ValueError, match="shard 2 of 2 does not exist"):
-        SamplingPlan(samples=1, temperature=1.0, max_tokens=8, seed=0, shard=(2, 2))
+        SamplingPlan(samples=1, sampling=SamplingParams(temperature=1.0, max_tokens=8, seed=0), shard=(2, 2))
 
 
 def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() -> None:

@@ -276,7 +276,8 @@ def write_evaluation(
     tokens: int = 40,
 ) -> Path:
     """Write the files of ``magicrl eval``: scored samples by problem (right or not), of ``tokens`` tokens and more."""
-    from magicrl.evaluation.results import Ask, write_results
+    from magicrl.evaluation.options import arguments
+    from magicrl.evaluation.results import write_results
     from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, sample_row
 
     sampling = {"temperature": temperature, "top_p": 1.0, "max_tokens": 128, "seed": 0}
@@ -309,7 +310,7 @@ def write_evaluation(
             )
             file.append(sample_row(key, sample, sampled, verdict, keep_tokens=True))
     file.close()
-    write_results(folder, [name], Ask())
+    write_results(arguments(output=folder), [name])
     return folder
 
 

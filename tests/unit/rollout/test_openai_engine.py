@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerFast
 
 from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.evaluation.samples import SampleRow
-from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, TokenArray, frozen_tokens
+from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, frozen_tokens
 from magicrl.rollout.openai_engine import UNKNOWN_TOKEN, OpenAIEngine
 from magicrl.rollout.requests import sample_seed
 from magicrl_verifiers.served import ServerError, ServerSettings
@@ -483,7 +483,7 @@ def test_a_prompt_that_text_would_change_is_refused(tmp_path: Path) -> None:
 
 def test_the_sampling_job_runs_on_a_server_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
     problems = [problem(f"q{n}", f"what is {n}?", str(n)) for n in range(4)]
-    plan = SamplingPlan(samples=3, temperature=1.0, max_tokens=16, seed=3)
+    plan = SamplingPlan(samples=3, sampling=SamplingParams(temperature=1.0, max_tokens=16, seed=3))
 
     def answer(asked: Asked) -> Reply:
         right = asked.body["prompt"].split()[-1].rstrip("?")
@@ -519,7 +519,7 @@ def test_what_had_arrived_is_judged_and_written_when_a_server_fails() -> None:
         return completion(text=r"\boxed{3}")
 
     rows: list[SampleRow] = []
-    plan = SamplingPlan(samples=1, temperature=1.0, max_tokens=16, seed=3)
+    plan = SamplingPlan(samples=1, sampling=SamplingParams(temperature=1.0, max_tokens=16, seed=3))
     # the verifier's worker is still starting when the last request is rejected
     with (
         scripted(listing(answer)) as server,
