@@ -19,7 +19,7 @@ from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, 
 from magicrl.evaluation.options import EvaluationObserver, EvaluationOptions, JobCost, Price
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Incomplete, Meter, write_results
-from magicrl.evaluation.samples import AskedProblem, EvaluationFolder, Job, SampleFile, SampleRow, differences
+from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow, differences
 from magicrl.records import Problem
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.episodes import EpisodeEngine
@@ -343,7 +343,7 @@ def requested_changes(output: Path, options: EvaluationOptions, benchmarks: Sequ
     return found
 
 
-def _reading(facts: Mapping[str, Any], problems: Sequence[AskedProblem | Problem]) -> dict[str, Any]:
+def _reading(facts: Mapping[str, Any], problems: Sequence[Problem]) -> dict[str, Any]:
     known = {name: facts.get(name) for name in _READING}
     verifiers = ", ".join(sorted({problem.verifier for problem in problems}))
     return known | {"source": without_secrets(str(facts.get("source"))), "verifier": verifiers}

@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -192,16 +192,6 @@ Job: TypeAlias = dict[str, Any]
 """
 
 
-class AskedProblem(NamedTuple):
-    """One line of ``problems.jsonl``; ``cluster`` is ``Problem.cluster``."""
-
-    id: str
-    prompt: str
-    references: tuple[str, ...]
-    cluster: str
-    verifier: str
-
-
 class EvaluationFolder:
     """The files of one benchmark in an evaluation's output, ``OUTPUT/NAME``."""
 
@@ -286,18 +276,20 @@ class EvaluationFolder:
                 f"{self._job} is damaged ({error}); restore it from a copy, or choose another --output"
             ) from None
 
-    def problems(self) -> list[AskedProblem]:
-        """Return the problems, in order; none if the file is missing.
+    def problems(self) -> list[Problem]:
+        """Return the problems, in order; none if the file is missing. Code problems have no tests.
 
         Raises:
             ValueError: a broken line.
         """
-        found: list[AskedProblem] = []
+        found: list[Problem] = []
         for number, line in enumerate(self._problems.open(encoding="utf-8") if self._problems.exists() else (), 1):
             try:
                 row: dict[str, Any] = json.loads(line)
                 references = tuple(row.get("references", row.get("golds", ())))  # "golds" before 0.2
-                found.append(AskedProblem(row["id"], row["prompt"], references, row["cluster"], row["verifier"]))
+                known = {name: row[name] for name in ("id", "prompt", "verifier")}
+                # the cluster alone is recorded: of a problem without a template it is the key
+                found.append(Problem(**known, references=references, source=self.path.name, key=row["cluster"]))
             except (ValueError, KeyError, AttributeError) as error:
                 raise ValueError(f"{self._problems}, line {number}: no problem ({error})") from None
         return found

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from magicrl.evaluation.samples import AskedProblem, SampleRow
+from magicrl.evaluation.samples import SampleRow
 from magicrl.files import write_atomically
+from magicrl.records import Problem
 from magicrl.reporting.read_folders import BenchmarkResult, Interval, RecordedEvaluation, scored_samples
 
 _STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
@@ -91,7 +92,7 @@ def _metrics(name: str, interval: Interval) -> dict[str, dict[str, Any]]:
     return {key: {"name": key, "value": value} for key, value in ends.items()}
 
 
-def _sample(problem: AskedProblem, row: SampleRow, model: str) -> dict[str, Any]:
+def _sample(problem: Problem, row: SampleRow, model: str) -> dict[str, Any]:
     answer: Mapping[str, Any] = {"role": "assistant", "content": row.text, "source": "generate", "model": model}
     choice = {"message": answer, "stop_reason": _STOP_REASONS.get(row.finish_reason, "unknown")}
     usage = {"input_tokens": row.prompt_tokens or 0, "output_tokens": row.tokens}

@@ -13,8 +13,8 @@ from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, AskedProblem, EvaluationFolder, SampleRow
-from magicrl.records import StepMetrics
+from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow
+from magicrl.records import Problem, StepMetrics
 from magicrl.training.diagnosis import SUCCESS, Measure, measure_of
 
 RUN_SCHEMA_VERSION = 1
@@ -367,7 +367,7 @@ def read_evaluation_folder(folder: Path) -> RecordedEvaluation:
     return RecordedEvaluation(path=folder, written=str(document.get("written", "")), benchmarks=benchmarks)
 
 
-def scored_samples(folder: Path, samples: int) -> tuple[list[AskedProblem], list[SampleRow]]:
+def scored_samples(folder: Path, samples: int) -> tuple[list[Problem], list[SampleRow]]:
     """Read one benchmark's problems and its scored samples, each once. Both are empty where the files are missing.
 
     Raises:

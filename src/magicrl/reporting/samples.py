@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from magicrl.evaluation.samples import AskedProblem, SampleRow
+from magicrl.evaluation.samples import SampleRow
+from magicrl.records import Problem
 from magicrl.reporting.read_folders import (
     EvaluatedProblem,
     RecordedEvaluation,
@@ -235,7 +236,7 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
     found: list[dict[str, Any]] = []
     for benchmark, results in by_benchmark(evaluations).items():
         shown = results[:MOST_COLUMNS]
-        known: dict[str, AskedProblem] = {}
+        known: dict[str, Problem] = {}
         columns: list[dict[str, list[SampleRow]]] = []
         for i, result in shown:
             problems_of, rows = scored_samples(evaluations[i].path / benchmark, result.samples)
@@ -256,7 +257,7 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
     return found
 
 
-def _of_samples(name: str, problem: AskedProblem | None, columns: Sequence[Column]) -> BrowsedProblem:
+def _of_samples(name: str, problem: Problem | None, columns: Sequence[Column]) -> BrowsedProblem:
     """Return one problem with the first right and the first other sample of each column."""
     rows: list[LabelledRow] = []
     for label, wanted in (("first right sample", True), ("first sample that is not right", False)):
