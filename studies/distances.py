@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from magicrl.evaluation.statistics import Interval
 from magicrl.reporting.charts import IntervalRow, interval_file
-from magicrl.reporting.read_folders import Interval
 from magicrl.training.diagnosis import Measure
 from studies.claims import Runs, Verdict, paired_values, students
 from studies.definition import BASE_STRIDE, Ablation, Scale, Suite

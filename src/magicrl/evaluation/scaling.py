@@ -17,8 +17,8 @@ import numpy as np
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.statistics import (
     Clusters,
-    Difference,
     Estimate,
+    Interval,
     majority_at_k,
     mean_of,
     paired_difference,
@@ -193,7 +193,7 @@ def efficiency(problems: Problems, max_tokens: int, clusters: Clusters = None) -
 
 def paired_within(
     first: Problems, second: Problems, limits: tuple[int, int], clusters: Clusters = None
-) -> tuple[Estimate, Difference] | None:
+) -> tuple[Estimate, Interval] | None:
     """Return the score of ``second``, and ``first`` minus it, each within its limit, over problems judged in both."""
     named = range(len(first)) if clusters is None else clusters
     judged = [([r for r in a if r.counted], [r for r in b if r.counted]) for a, b in zip(first, second, strict=True)]

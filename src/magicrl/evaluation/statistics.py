@@ -34,18 +34,21 @@ MOST_ENUMERATED = 16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
-    """A share in [0, 1], or another mean over problems, with its 95 % interval.
-
-    ``standard_error`` is cluster-robust, and 0 if all problems agree. ``clusters``: distinct prompts or templates.
-    """
+class Interval:
+    """A mean over problems, or a paired difference of two models on the same problems, with its 95 % interval."""
 
     mean: float
     low: float
     high: float
-    standard_error: float
-    problems: int
-    clusters: int
+    problems: int = 0  # 0 where a file does not record it
+    clusters: int = 0  # distinct prompts or templates
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate(Interval):
+    """A share in [0, 1], or another mean over problems."""
+
+    standard_error: float  # cluster-robust; 0 if all problems agree
 
     def as_dict(self) -> dict[str, float | int]:
         return asdict(self)
@@ -179,18 +182,7 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
     return float(np.mean(won / ties))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
-    """A paired difference of two models on the same problems, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-    problems: int
-    clusters: int
-
-
-def paired_difference(after: Values, before: Values, clusters: Clusters = None, *, span: float = 1.0) -> Difference:
+def paired_difference(after: Values, before: Values, clusters: Clusters = None, *, span: float = 1.0) -> Interval:
     """Return the mean of ``after - before`` over the same problems, with an interval.
 
     The interval is a bootstrap over problems (fixed seed). With fewer clusters than problems it is Student's with the
@@ -214,12 +206,12 @@ def paired_difference(after: Values, before: Values, clusters: Clusters = None, 
         rng = np.random.Generator(np.random.PCG64(0))
         means = delta[rng.integers(0, n, size=(RESAMPLES, n))].mean(axis=1)
         low, high = np.quantile(means, [0.025, 0.975])
-    return Difference(mean=mean, low=float(low), high=float(high), problems=n, clusters=groups)
+    return Interval(mean=mean, low=float(low), high=float(high), problems=n, clusters=groups)
 
 
 def paired_scores(
     after: Sequence[float | None], before: Sequence[float | None], clusters: Clusters = None, *, span: float = 1.0
-) -> Difference | None:
+) -> Interval | None:
     """Return the paired difference over the problems that both evaluations judged; None for fewer than two.
 
     The problems of ``after`` and ``before`` have the same order.

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from markupsafe import Markup, escape
 
-from magicrl.reporting.read_folders import Interval
+from magicrl.evaluation.statistics import Interval
 from magicrl.reporting.wording import measured, number_text
 from magicrl.training.diagnosis import ACCURACY, Measure
 

@@ -13,6 +13,7 @@ from magicrl.config.loader import leaves
 from magicrl.evaluation.comparison import compare_pair
 from magicrl.evaluation.presets import TABLE13_SETS, average, table13
 from magicrl.evaluation.samples import RESULTS
+from magicrl.evaluation.statistics import Interval
 from magicrl.reporting.charts import (
     PALETTE,
     Chart,
@@ -39,7 +40,6 @@ from magicrl.reporting.curves import (
 from magicrl.reporting.page import PageBlock, block, crosshairs, render_page, write_page
 from magicrl.reporting.read_folders import (
     LAST_STEPS,
-    Interval,
     RecordedEvaluation,
     RecordedRun,
     by_benchmark,
@@ -558,7 +558,7 @@ def _curve(scaling: Mapping[str, Any], curve: str, x: str, y: str = "accuracy") 
     found = [(point.get(x), point.get(y)) for point in points]
     # at each limit, the mean tokens are an interval themselves
     means = [(a["mean"] if isinstance(a, Mapping) else a, b) for a, b in found if a is not None and b is not None]
-    return [(float(a), Interval.model_validate(b)) for a, b in means]
+    return [(float(a), Interval(mean=b["mean"], low=b["low"], high=b["high"])) for a, b in means]
 
 
 def _line(name: str, slot: int, points: Iterable[tuple[float, Interval]], *, fresh: bool = False) -> Series:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.statistics import Interval
 from magicrl.files import write_atomically
 from magicrl.records import Problem
-from magicrl.reporting.read_folders import BenchmarkResult, Interval, RecordedEvaluation, scored_samples
+from magicrl.reporting.read_folders import BenchmarkResult, RecordedEvaluation, scored_samples
 
 _STOP_REASONS = {"stop": "stop", "length": "max_tokens"}
 _SUMMARY = ("id", "epoch", "input", "target", "metadata", "scores", "model_usage", "total_time")

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar, cast
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow
+from magicrl.evaluation.statistics import Interval
 from magicrl.records import Problem, StepMetrics
 from magicrl.training.diagnosis import SUCCESS, Measure, measure_of
 
@@ -33,14 +34,6 @@ class _Document(BaseModel):
 
 
 Document = TypeVar("Document", bound=_Document)
-
-
-class Interval(_Document):
-    """A share, a mean reward, or a difference of two, with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
 
 
 class TemperatureScore(_Document):

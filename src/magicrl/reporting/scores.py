@@ -17,9 +17,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from magicrl.evaluation.statistics import mean_of, paired_difference, paired_scores, share
+from magicrl.evaluation.statistics import Interval, mean_of, paired_difference, paired_scores, share
 from magicrl.reporting.charts import IntervalRow, intervals_view
-from magicrl.reporting.read_folders import Interval, RecordedRun, TemperatureScore
+from magicrl.reporting.read_folders import RecordedRun, TemperatureScore
 from magicrl.reporting.variants import Variant
 from magicrl.reporting.wording import number_text, percent, temperature_text, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
@@ -103,8 +103,7 @@ def rise(before: TemperatureScore, after: TemperatureScore, measure: Measure = A
     None where fewer than two problems were judged in both.
     """
     old, new = before.by_problem(measure), after.by_problem(measure)
-    change = paired_scores(new, old, after.clusters or None, span=measure.span(old, new))
-    return None if change is None else Interval(mean=change.mean, low=change.low, high=change.high)
+    return paired_scores(new, old, after.clusters or None, span=measure.span(old, new))
 
 
 def comparisons(run: RecordedRun) -> tuple[Comparison, ...]:
@@ -455,8 +454,7 @@ def _mean_score(scores: Sequence[TemperatureScore], measure: Measure) -> Interva
     judged = ~np.isnan(values)
     if not judged.any():
         return None
-    estimate = (share if measure is ACCURACY else mean_of)(values[judged], _clusters(scores)[judged].tolist())
-    return Interval(mean=estimate.mean, low=estimate.low, high=estimate.high)
+    return (share if measure is ACCURACY else mean_of)(values[judged], _clusters(scores)[judged].tolist())
 
 
 def _paired(
@@ -467,5 +465,4 @@ def _paired(
     if not both.any():
         return None
     span = measure.span(after[both].tolist(), before[both].tolist())
-    change = paired_difference(after[both], before[both], clusters[both].tolist(), span=span)
-    return Interval(mean=change.mean, low=change.low, high=change.high)
+    return paired_difference(after[both], before[both], clusters[both].tolist(), span=span)

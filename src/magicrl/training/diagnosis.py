@@ -15,7 +15,7 @@ from statistics import fmean as mean
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.evaluation.statistics import Difference, paired_scores
+from magicrl.evaluation.statistics import Interval, paired_scores
 from magicrl.records import Problem, StepMetrics
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.several import reward_names
@@ -354,7 +354,7 @@ class ScoreRise:
     temperature: float
     before: float
     after: float
-    change: Difference
+    change: Interval
     span: float = 1.0
     graded: bool = False
 

@@ -24,7 +24,7 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import load_parts
 from magicrl.evaluation.job import evaluation_seed, sample_problems
-from magicrl.evaluation.statistics import Difference, Estimate, paired_difference, share, unbiased_pass_at_k
+from magicrl.evaluation.statistics import Estimate, Interval, paired_difference, share, unbiased_pass_at_k
 from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.hardware import known_hardware, load_hardware
 from magicrl.planning.memory import GIB, host_memory, run_terms
@@ -111,7 +111,7 @@ class OtherForm:
     remedy: str
     before: float
     after: float
-    rise: Difference
+    rise: Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

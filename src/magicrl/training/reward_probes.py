@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.evaluation.statistics import Difference, paired_difference
+from magicrl.evaluation.statistics import Interval, paired_difference
 from magicrl.records import Problem, ScoredGroup, Verdict
 from magicrl_verifiers.extraction import CLOSE_TAG
 from magicrl_verifiers.records import VerifierService
@@ -47,8 +47,8 @@ class Neighbour:
     offset: int
     own: float
     there: float
-    rise: Difference
-    skill: Difference
+    rise: Interval
+    skill: Interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from magicrl.evaluation.statistics import Interval
 from magicrl.reporting.charts import (
     DARK_PALETTE,
     DASHES,
@@ -42,7 +43,7 @@ from magicrl.reporting.charts import (
     to_csv,
 )
 from magicrl.reporting.curves import running_mean, smoothing_window, with_running_mean
-from magicrl.reporting.read_folders import Interval, read_run
+from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.scores import comparisons, headline, interval_rows
 
 Triple = tuple[float, float, float]

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from magicrl.evaluation.statistics import Interval
 from magicrl.reporting.page import render_page
-from magicrl.reporting.read_folders import Interval, TemperatureScore, read_run
+from magicrl.reporting.read_folders import TemperatureScore, read_run
 from magicrl.reporting.run_page import run_blocks
 from magicrl.reporting.scores import comparisons, headline, rise, summary
 from magicrl.reporting.wording import moment, number_text, percent, points, temperature_text, visible

@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
+from magicrl.evaluation.statistics import Interval
 from magicrl.records import StepMetrics
-from magicrl.reporting.read_folders import Interval, SetEvaluation, TemperatureScore
+from magicrl.reporting.read_folders import SetEvaluation, TemperatureScore
 from magicrl.reporting.trackers import TrackedRun, TrackerMirror, make_trackers, result_figures
 from magicrl.training.recorder import RunObserver
 

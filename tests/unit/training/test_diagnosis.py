@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from magicrl.algorithms.advantages import score_group
 from magicrl.evaluation.samples import sample_row
-from magicrl.evaluation.statistics import Difference, paired_scores
+from magicrl.evaluation.statistics import Interval, paired_scores
 from magicrl.models.model_files import weights_differ
 from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, StepMetrics, Verdict
 from magicrl.training.diagnosis import (
@@ -204,7 +204,7 @@ SCARCE = SampledAnswers(groups=24, max_tokens=64, mixed=0.02, correct=0.99, trun
 
 
 def rise(low: float, high: float, clusters: int = 100) -> ScoreRise:
-    change = Difference(mean=(low + high) / 2, low=low, high=high, problems=100, clusters=clusters)
+    change = Interval(mean=(low + high) / 2, low=low, high=high, problems=100, clusters=clusters)
     return ScoreRise(set_name="held_out", temperature=1.0, before=0.4, after=0.4 + change.mean, change=change)
 
 

@@ -15,7 +15,7 @@ from preflight_cases import main
 
 from magicrl.algorithms.advantages import score_group
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.evaluation.statistics import Difference, share
+from magicrl.evaluation.statistics import Interval, share
 from magicrl.records import Outcome, Problem, RolloutGroup, Verdict
 from magicrl.training.diagnosis import SampledAnswers
 from magicrl.training.preflight import (
@@ -40,7 +40,7 @@ from magicrl.training.reward_probes import (
     probe_reward,
 )
 
-RISE = Difference(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
+RISE = Interval(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
 NEIGHBOUR = Neighbour(
     offset=1, own=0.3, there=0.1, rise=replace(RISE, mean=-0.2, low=-0.4, high=-0.1), skill=replace(RISE, mean=0.2)
 )
