@@ -191,7 +191,7 @@ class EvaluationOptions:
         if unknown := sorted({*self.columns} - {"prompt", "answer", "id", "level"}):
             raise ValueError(f"--field {unknown[0]}=...: known are prompt, answer, id and level")
         # each of these refuses a wrong text before a model is loaded
-        _ = self.part, self.days, self.engine_values, self.price
+        _ = self.part, self.days, self.engine_values, self.price, self.judging
         _ = self.counts("pass_at"), self.counts("majority_at"), self.fresh
 
     @property
