@@ -22,6 +22,7 @@ from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference, 
 from magicrl.config.rollout_schema import RolloutConfig
 from magicrl.config.section import Section
 from magicrl.config.verifier_schema import VerifierConfig
+from magicrl.registry import is_builtin
 
 TrackerName = Annotated[Reference, reference_to("tracker")]
 
@@ -287,6 +288,13 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _stages_change_what_is_there(self) -> Self:
         control, reference = self.entropy.controller, self.reference
+        own = not (is_builtin("loss", self.algorithm.loss) and is_builtin("correction", self.algorithm.correction))
+        # a custom loss or correction may need the reference, which the run then adds
+        if reference.model is not None and reference.mode == "none" and not own:
+            raise ValueError(
+                'reference.model with reference.mode = "none": no reference is used. Leave it out, or set '
+                'reference.mode = "monitor" to watch the KL, or "loss" with a reference.coefficient'
+            )
         for index, stage in enumerate(self.stages):
             if stage.entropy_target is not None and control in ("none", "fixed"):
                 raise ValueError(

@@ -458,14 +458,13 @@ def _check_plugins(config: TrainConfig) -> None:
     row = Objective(LearnerSettings.of(config)).row
     resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
     entropy_controller(config.entropy)
+    names = ("clip_low", "clip_high")
+    clips = [f"algorithm.{name}" for name in names if getattr(config.algorithm, name) is not None]
     for index, stage in enumerate(config.stages):
         entropy_controller(config.in_stage(index).entropy)  # a custom one may refuse a target
-        for name in ("clip_low", "clip_high"):
-            if name in stage.own() and row.clip is None:
-                raise RecipeError(
-                    f"algorithm.loss = {config.algorithm.loss!r} does not clip; leave it out",
-                    key=f"stages.{index}.{name}",
-                )
+        clips += [f"stages.{index}.{name}" for name in names if name in stage.own()]
+    if row.clip is None and clips:
+        raise RecipeError(f"algorithm.loss = {config.algorithm.loss!r} does not clip; leave it out", key=clips[0])
 
 
 def with_needed_reference(config: TrainConfig) -> TrainConfig:

@@ -184,6 +184,10 @@ def test_what_a_stage_cannot_change_is_told_before_training(toy_recipe: Path, tm
     with pytest.raises(RecipeError, match="'pg' does not clip; leave it out") as error:
         run_training(config, tmp_path / "run", NullObserver(), resume=False)
     assert error.value.key == "stages.1.clip_high"
+    config = load_train_recipe(toy_recipe, ["algorithm.loss=pg", "algorithm.clip_low=0.3"])
+    with pytest.raises(RecipeError, match="'pg' does not clip; leave it out") as error:
+        run_training(config, tmp_path / "run", NullObserver(), resume=False)
+    assert error.value.key == "algorithm.clip_low"
     (tmp_path / "mine.py").write_text(
         "from magicrl.algorithms.entropy import adaptive_control\n\n"
         "def make(s):\n    if s.target == 0.5:\n        raise ValueError('not half a nat')\n"

@@ -107,6 +107,10 @@ KL = ["reference.mode=loss", "reference.coefficient=0.1"]
             ["stages.1.entropy_target=0.3", "entropy.controller=none"],
             r'stages\.1\.entropy_target = 0\.3 .*"none" has no',
         ),
+        (
+            ["reference.model=teacher"],
+            r'reference\.model with reference\.mode = "none": .*set reference\.mode = "monitor"',
+        ),
         (["stages.1.kl_coefficient=0.3"], r'stages\.1\.kl_coefficient = 0\.3 needs a reference: .*"monitor"'),
         ([*KL, "stages.0.kl_coefficient=0", "stages.1.kl_coefficient=0"], "every stage sets kl_coefficient = 0"),
         (["stages.1.temperature=0"], "greater than 0"),
