@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from magicrl.config.model_schema import DType
 from magicrl.config.paths import FilePath, Reference, reference_to
 from magicrl.config.section import Section
+from magicrl.records import SamplingParams
 
 EngineName = Annotated[Reference, reference_to("engine")]
 
@@ -34,6 +35,10 @@ class VllmConfig(Section):
     engine_args: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further arguments of vLLM's ``EngineArgs``, by name: ``{ max_num_batched_tokens = 8192 }``. Arguments that
     magicrl sets itself are refused."""
+
+
+TRAINING_ONLY = ("adapters", "keep_caches")
+"""Settings of `VllmConfig` that an evaluation does not have."""
 
 
 class RolloutConfig(Section):
@@ -69,6 +74,10 @@ class RolloutConfig(Section):
     """Maximum number of training steps between the policy that started a group and the learner that trains on it. Above
     0 the engine samples that many steps ahead while the learner updates. 0 is synchronous
     (docs/guides/engines.md#asynchronous-training)."""
+
+    def sampling(self, max_tokens: int, seed: int) -> SamplingParams:
+        """Return the sampling parameters of training rollouts."""
+        return SamplingParams(temperature=self.temperature, max_tokens=max_tokens, seed=seed)
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:

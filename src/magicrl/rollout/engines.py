@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from magicrl import registry
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import HeadDType
-from magicrl.config.rollout_schema import VllmConfig
+from magicrl.config.rollout_schema import TRAINING_ONLY, VllmConfig
 from magicrl.models.adapters import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,
@@ -155,7 +155,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     device = resolve_device(settings.device)
     if device.type == "cpu" and torch.cuda.is_available():
         raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
-    for name in ("adapters", "keep_caches"):
+    for name in TRAINING_ONLY:
         if name in settings.options:
             raise RecipeError(f"--engine-option {name}: only training has it, as rollout.vllm.{name}")
     kinds = get_type_hints(EngineSettings)

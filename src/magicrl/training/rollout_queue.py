@@ -22,7 +22,7 @@ from magicrl.algorithms.advantages import score_group
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.job import Encode
-from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, ScoredGroup
+from magicrl.records import Problem, RolloutGroup, RolloutRequest, ScoredGroup
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.requests import Submitted, pack_completions, submit_completions, unpack_completions, verdicts_of
 from magicrl.training.metrics import StepClock
@@ -83,8 +83,10 @@ class RolloutQueue:
                 "over an update of its weights; set it to 0"
             )
         self._config = config
-        # Cached, since every request reads its stage's temperature.
-        self._rollout_in = [config.in_stage(index).rollout for index in range(len(config.stages))]
+        self._sampling = [  # of each stage
+            config.in_stage(index).rollout.sampling(stage.max_tokens, config.run.seed)
+            for index, stage in enumerate(config.stages)
+        ]
         self._engine = engine
         self._judge = judge
         self._encode = encode
@@ -162,10 +164,7 @@ class RolloutQueue:
         # Problems of a drained stage come first, so that no prompt is skipped.
         problems = [self._again.popleft() for _ in range(min(prompts, len(self._again)))]
         problems += self._sampler.next(prompts - len(problems)) if prompts > len(problems) else []
-        requests = [
-            self._request(self._draws + i, problem, stage.group_size, stage.max_tokens)
-            for i, problem in enumerate(problems)
-        ]
+        requests = [self._request(self._draws + i, problem, stage.group_size) for i, problem in enumerate(problems)]
         # A draw seeds its samples, so its number is never used again, not even for the same prompt.
         self._draws += prompts
         # If every response has a row, all start at once and the order does not matter.
@@ -174,15 +173,14 @@ class RolloutQueue:
             requests = [requests[place] for place in longest_first([r.problem.key for r in requests], self._lengths)]
         self._engine.submit(requests)
 
-    def _request(self, draw: int, problem: Problem, group_size: int, max_tokens: int) -> RolloutRequest:
+    def _request(self, draw: int, problem: Problem, group_size: int) -> RolloutRequest:
         """Return a new request and add it to the pending ones."""
-        rollout, run = self._rollout_in[self._stage], self._config.run
         request = RolloutRequest(
             draw=draw,
             problem=problem,
             prompt_tokens=self._encode(problem),
             group_size=group_size,
-            sampling=SamplingParams(temperature=rollout.temperature, max_tokens=max_tokens, seed=run.seed),
+            sampling=self._sampling[self._stage],
         )
         self._pending[draw] = Pending(request=request)
         return request
@@ -225,7 +223,6 @@ class RolloutQueue:
                     "draw": draw,
                     "problem": item.request.problem.id,
                     "group_size": item.request.group_size,
-                    "max_tokens": item.request.sampling.max_tokens,
                     "finished": item.group is not None,
                 }
                 for draw, item in self._pending.items()
@@ -253,7 +250,7 @@ class RolloutQueue:
         completions = iter(unpack_completions("finished", state))
         for row in state["pending"]:
             problem = self._sampler.named(row["problem"])
-            request = self._request(int(row["draw"]), problem, int(row["group_size"]), int(row["max_tokens"]))
+            request = self._request(int(row["draw"]), problem, int(row["group_size"]))
             if row["finished"]:
                 parts = tuple(next(completions) for _ in range(request.group_size))
                 # The state holds tokens, not verdicts, so the group is verified again.
