@@ -37,7 +37,7 @@ from magicrl_verifiers.several import each_name, reward_names
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
     from magicrl.models.prompts import PromptEncoder
-    from magicrl.training.recipe_proposal import Look, Solved, Speed
+    from magicrl.training.recipe_proposal import FirstLook, Look, Numbers, Setting, Solved, Speed
 
 PROBLEMS = 12
 """Number of problems that are sampled."""
@@ -117,6 +117,7 @@ def init(
     from magicrl.models.loading import load_policy, resolve_device
     from magicrl.models.prompts import PromptEncoder
     from magicrl.models.scorer import check_isolation
+    from magicrl.training.recipe_proposal import propose
     from magicrl.training.start_checks import check_references
 
     check_references("--data", read.problems, [read.source])
@@ -128,7 +129,10 @@ def init(
     encoder.encode(read.problems[0])  # a conversation without a chat template is refused before it is counted
     _report(console, read, policy, encoder)
     best, speed, settings = _look(name, read, policy, encoder, console)
-    text = _write(name, read, policy, encoder, best, speed, settings, place, minutes, console, keep=output is not None)
+    best, solved = _learnable(read, policy, encoder, best, place)
+    setting = _setting(name, read, policy, encoder, best, place, minutes)
+    text, numbers, start = propose(setting, best, settings, speed, solved)
+    _write(console, text, numbers, start, solved, place, minutes, keep=output is not None)
     console.print(f"took {duration(time.perf_counter() - began)}", style="dim")
     return tomllib.loads(text)
 
@@ -226,7 +230,6 @@ def _read_task(family: str, verifier: str | None) -> _Data:
         rows=len(problems),
         problems=len(problems),
         verifiers={problems[0].verifier: len(problems)},
-        conversations=0,
         rejected=(),
         first=None,
     )
@@ -276,14 +279,7 @@ def _look(
     """Sample with several prompt templates. Return the best one, this machine's speed and settings that fit it."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
-    from magicrl.training.recipe_proposal import (
-        FirstLook,
-        Speed,
-        measured_step,
-        proposed_learning_rate,
-        templates_for,
-        with_template,
-    )
+    from magicrl.training.recipe_proposal import FirstLook, Speed, measured_step, proposed_learning_rate
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
@@ -293,33 +289,7 @@ def _look(
     look = FirstLook(own, encoder, "required" if opens_reasoning(policy.tokenizer, encoder) else "auto", verifier)
     order = np.random.default_rng(0).permutation(len(read.problems))
     chosen = [read.problems[i] for i in order[:PROBLEMS]]
-    ways = templates_for(chosen[0], encoder, chat=bool(policy.tokenizer.chat_template))
-    longest = max(encoder.length(with_template(problem, way)) for problem in chosen for way in ways)
-    limit = max(8, min(look.affordable_limit(chosen[0]), policy.max_context - longest))
-    looks: list[Look] = []
-    print_prose(console, f"sampling {len(chosen)} problems with up to {len(ways)} templates ...", style="dim")
-    for template in ways:
-        looks += look.ask(chosen, template, max_tokens=limit)
-        if max(item.answers.mixed for item in looks) >= 0.5:
-            break
-    best = max(looks, key=lambda item: item.signal)
-    if best.answers.truncated > 0.3 and longest + 2 * limit <= policy.max_context and look.seconds < SECONDS / 2:
-        longer = look.ask(chosen, best.way.template, max_tokens=2 * limit)
-        looks += longer
-        best = max((*longer, best), key=lambda item: item.signal)
-    # Where the model tries many answers, one that is right in hundreds is enough to learn from: look for it.
-    others, rounds = [read.problems[i] for i in order[PROBLEMS:]] or chosen, 0
-    explores = (best.answers.entropy or 0.0) >= EXPLORES
-    while explores and not best.answers.mixed and not best.answers.correct and rounds < ROUNDS:
-        if look.seconds >= SECONDS:
-            break
-        asked = [others[i % len(others)] for i in range(rounds * RARE, (rounds + 1) * RARE)]
-        rounds += 1
-        limit = best.answers.max_tokens
-        more = look.ask(asked, best.way.template, max_tokens=limit, samples=RARE, seed=rounds)
-        looks += more
-        best = max((*more, best), key=lambda item: item.signal)
-    _print_looks(console, looks)
+    best = _best_look(look, chosen, [read.problems[i] for i in order[PROBLEMS:]] or chosen, policy, encoder, console)
     greedy = next(
         item
         for item in look.ask(chosen, best.way.template, max_tokens=best.answers.max_tokens, temperature=0.0)
@@ -336,6 +306,48 @@ def _look(
     print_prose(console, f"this machine: {speed.sampled:.0f} tokens/s in sampling, {speed.learned:.0f} in training")
     print_prose(console, f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")
     return best, speed, settings
+
+
+def _best_look(
+    look: FirstLook,
+    chosen: Sequence[Problem],
+    others: Sequence[Problem],
+    policy: LoadedModel,
+    encoder: PromptEncoder,
+    console: Console,
+) -> Look:
+    """Return the best prompt template and extraction on the ``chosen`` problems, and print all that were tried.
+
+    Where answers are truncated, a larger T is tried too; where none is correct, many answers to ``others``.
+    """
+    from magicrl.training.recipe_proposal import templates_for, with_template
+
+    ways = templates_for(chosen[0], encoder, chat=bool(policy.tokenizer.chat_template))
+    longest = max(encoder.length(with_template(problem, way)) for problem in chosen for way in ways)
+    limit = max(8, min(look.affordable_limit(chosen[0]), policy.max_context - longest))
+    looks: list[Look] = []
+    print_prose(console, f"sampling {len(chosen)} problems with up to {len(ways)} templates ...", style="dim")
+    for template in ways:
+        looks += look.ask(chosen, template, max_tokens=limit)
+        if max(item.answers.mixed for item in looks) >= 0.5:
+            break
+    best = max(looks, key=lambda item: item.signal)
+    if best.answers.truncated > 0.3 and longest + 2 * limit <= policy.max_context and look.seconds < SECONDS / 2:
+        longer = look.ask(chosen, best.way.template, max_tokens=2 * limit)
+        looks += longer
+        best = max((*longer, best), key=lambda item: item.signal)
+    # Where the model tries many answers, one that is right in hundreds is enough to learn from: look for it.
+    explores = (best.answers.entropy or 0.0) >= EXPLORES
+    for number in range(ROUNDS if explores else 0):
+        if best.answers.mixed or best.answers.correct or look.seconds >= SECONDS:
+            break
+        asked = [others[i % len(others)] for i in range(number * RARE, (number + 1) * RARE)]
+        limit = best.answers.max_tokens
+        more = look.ask(asked, best.way.template, max_tokens=limit, samples=RARE, seed=number + 1)
+        looks += more
+        best = max((*more, best), key=lambda item: item.signal)
+    _print_looks(console, looks)
+    return best
 
 
 def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameters: int) -> ModelConfig:
@@ -371,52 +383,58 @@ def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameter
     )
 
 
-def _write(
-    model: str,
-    read: _Data,
-    policy: LoadedModel,
-    encoder: PromptEncoder,
-    best: Look,
-    speed: Speed,
-    settings: ModelConfig,
-    output: Path,
-    minutes: float,
-    console: Console,
-    *,
-    keep: bool,
-) -> str:
-    """Return the text of the recipe; with ``keep`` it is written to ``output``."""
+def _learnable(
+    read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path
+) -> tuple[Look, Solved | None]:
+    """Return the answers that training starts from, and the solutions of a supervised start if it needs one.
+
+    Raises:
+        NothingToLearn: All answers are correct, or none is and there are no solutions.
+    """
     from magicrl.training.diagnosis import diagnose
-    from magicrl.training.recipe_proposal import Setting, propose, with_template
 
     hopeless = best.answers.correct < 0.5 and best.group[1] < ENOUGH_SIGNAL
-    begun = _from_solutions(read, policy, encoder, best, output) if hopeless else None
-    if best.answers.correct in (0.0, 1.0) and best.answers.mixed == 0 and begun is None:
+    if hopeless and (begun := _from_solutions(read, policy, encoder, best, output)) is not None:
+        return begun
+    if best.answers.correct in (0.0, 1.0) and best.answers.mixed == 0:
         found = diagnose(best.answers, forms_tried=True)
         raise NothingToLearn(f"Nothing to learn from: {found.message}. {found.remedy} No recipe was written.")
-    best, solved = begun or (best, None)
-    place = read.source.family or read.source.hub or beside(str(read.source.path), output)
-    text, numbers, start = propose(
-        Setting(
-            model=beside(model, output) if Path(model).is_dir() else model,
-            data=place,
-            kind="family" if read.source.family else "hub" if read.source.hub else "path",
-            columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
-            problems=read.problems,
-            verifier=_relative(read.source.verifier, output),
-            parameters=sum(p.numel() for p in policy.model.parameters()),
-            context=policy.max_context,
-            prompt_lengths=sorted(
-                encoder.length(with_template(problem, best.way.template)) for problem in read.problems
-            ),
-            reasoning=best.answers.judging.reasoning or "auto",
-            minutes=minutes,
-        ),
-        best,
-        settings,
-        speed,
-        solved,
+    return best, None
+
+
+def _setting(
+    model: str, read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path, minutes: float
+) -> Setting:
+    """Return the facts of the recipe in ``output``, with paths relative to its folder."""
+    from magicrl.training.recipe_proposal import Setting, with_template
+
+    return Setting(
+        model=beside(model, output) if Path(model).is_dir() else model,
+        data=read.source.family or read.source.hub or beside(str(read.source.path), output),
+        kind="family" if read.source.family else "hub" if read.source.hub else "path",
+        columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
+        problems=read.problems,
+        verifier=_relative(read.source.verifier, output),
+        parameters=sum(p.numel() for p in policy.model.parameters()),
+        context=policy.max_context,
+        prompt_lengths=sorted(encoder.length(with_template(problem, best.way.template)) for problem in read.problems),
+        reasoning=best.answers.judging.reasoning or "auto",
+        minutes=minutes,
     )
+
+
+def _write(
+    console: Console,
+    text: str,
+    numbers: Numbers,
+    start: str,
+    solved: Solved | None,
+    output: Path,
+    minutes: float,
+    *,
+    keep: bool,
+) -> None:
+    """Check the recipe and print its numbers; with ``keep`` it is written to ``output``."""
     if numbers.seconds > 1.2 * 60 * minutes:
         print_prose(
             console,
@@ -440,7 +458,6 @@ def _write(
     name = f"{output}: " if keep else "recipe: "
     steps = f"about {numbers.steps} steps of {duration(numbers.step_seconds)}"
     print_prose(console, f"{name}{steps}, {duration(numbers.seconds)} with the evaluations")
-    return text
 
 
 def written_by_init(recipe: Path | Mapping[str, Any]) -> bool:

@@ -223,7 +223,6 @@ class Recognised:
         rows: Number of records.
         problems: Number of usable problems.
         verifiers: Number of problems by verifier (``maths``, ``code``).
-        conversations: Number of problems with turns before the prompt.
         rejected: Records that cannot be used, with place and reason.
         first: First problem, None without a usable one.
     """
@@ -235,7 +234,6 @@ class Recognised:
     rows: int
     problems: int
     verifiers: dict[str, int]
-    conversations: int
     rejected: tuple[Rejected, ...]
     first: Read | None
 
@@ -272,7 +270,6 @@ def recognise(
     verifiers: Counter[str] = Counter()
     mappings: dict[str, dict[str, str | tuple[str, ...]]] = {}
     rejected: list[Rejected] = []
-    conversations = 0
     first: Read | None = None
     for read in read_problems(place, reader):
         if isinstance(read, Rejected):
@@ -281,7 +278,6 @@ def recognise(
         first = first or read
         schemas[read.schema] += 1
         verifiers[read.problem.verifier] += 1
-        conversations += bool(read.problem.context)
         prompt, answer = read.columns
         named: dict[str, str | tuple[str, ...]] = {"prompt": prompt[0] if len(prompt) == 1 else prompt}
         mappings.setdefault(read.schema, named if answer is None else {**named, "answer": answer})
@@ -295,7 +291,6 @@ def recognise(
         rows=sum(schemas.values()) + len(rejected),
         problems=sum(schemas.values()),
         verifiers=dict(verifiers),
-        conversations=conversations,
         rejected=tuple(rejected),
         first=first,
     )

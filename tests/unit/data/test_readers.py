@@ -84,7 +84,6 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path, record: dict[str, Any]) 
     (bare,) = both(write_lines(tmp_path / "bare.jsonl", [{"prompt": TURN, "answer": "5"}]))
     assert bare.context == ()
     assert bare.key != problem.key, "a conversation is another problem than its last turn"
-    assert recognise(tmp_path / "chat.jsonl").conversations == 1
 
 
 def test_training_says_how_tests_call_the_program_as_evaluation_does(tmp_path: Path) -> None:
