@@ -39,6 +39,7 @@ from magicrl.data.sampler import PromptSampler
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup, TrainBatch
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import in_process_engine
 from magicrl.training.curriculum import StageSchedule
 from magicrl.training.learner import LocalLearner
@@ -68,9 +69,8 @@ class Loop:
         policy, sampled_from = (load_policy(model, dtype="float32", device=torch.device("cpu")) for _ in range(2))
         encoder = PromptEncoder(policy.tokenizer, max_prompt_tokens=policy.max_context)
         self.encode = encoder.encode
-        self.engine = in_process_engine(
-            sampled_from, encoder.decode, max_rows=128, memory_limit_mb=256, device=torch.device("cpu")
-        )
+        sizes = EngineSettings(model=policy.folder, max_rows=128, memory_limit_mb=256)
+        self.engine = in_process_engine(sampled_from, encoder.decode, sizes)
         settings = LearnerSettings(
             algorithm=AlgorithmConfig(loss="magic"),  # 5. Eq. 3.1, with its own reducer: one token count for the batch
             model=ModelConfig(dtype="float32"),

@@ -21,7 +21,6 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl import registry
 from magicrl.config.errors import RecipeError
-from magicrl.config.model_schema import HeadDType
 from magicrl.config.rollout_schema import TRAINING_ONLY, VllmConfig
 from magicrl.models.adapters import adapter_shapes
 from magicrl.models.loading import (
@@ -91,15 +90,7 @@ def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -
 
 
 def in_process_engine(
-    policy: LoadedModel,
-    decode: Callable[[Sequence[int]], str],
-    *,
-    max_rows: int,
-    memory_limit_mb: int,
-    device: torch.device,
-    experts: bool = False,
-    head_dtype: HeadDType | None = None,
-    exact: bool = False,
+    policy: LoadedModel, decode: Callable[[Sequence[int]], str], settings: EngineSettings
 ) -> InProcessEngine:
     """Return the in-process engine on a loaded model, which belongs to the engine from now on."""
     return InProcessEngine(
@@ -108,12 +99,12 @@ def in_process_engine(
         decode=decode,
         valid_vocab=policy.valid_vocab,
         max_context=policy.max_context,
-        max_rows=max_rows,
-        memory_limit_mb=memory_limit_mb,
-        device=device,
-        experts=experts,
-        float32_head=head_dtype == "float32",
-        exact=exact,
+        max_rows=settings.max_rows,
+        memory_limit_mb=settings.memory_limit_mb,
+        device=policy.model.device,
+        experts=settings.training is not None and settings.training.experts,
+        float32_head=settings.head_dtype == "float32",
+        exact=settings.exact,
     )
 
 
@@ -127,16 +118,7 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
     if settings.training is None:  # in training the learner warns
         warn_of_slow_products(policy.model.dtype, device)
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, policy.max_context)
-    engine = in_process_engine(
-        policy,
-        encoder.decode,
-        max_rows=settings.max_rows,
-        memory_limit_mb=settings.memory_limit_mb,
-        device=device,
-        experts=settings.training is not None and settings.training.experts,
-        head_dtype=settings.head_dtype,
-        exact=settings.exact,
-    )
+    engine = in_process_engine(policy, encoder.decode, settings)
     # In evaluation nothing else loads weights. In training the first update does.
     if settings.training is None:
         engine.load_weights(dict(policy.model.named_parameters()), 0)

@@ -25,6 +25,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import copy_weights
 from magicrl.serving.messages import sample_response
@@ -63,7 +64,8 @@ class Sampler:
     def __init__(self, folder: str, *, dtype: DType, device: torch.device, seed: int) -> None:
         policy = load_policy(folder, dtype=dtype, device=device)
         self._tokenizer, self._vocab = policy.tokenizer, policy.valid_vocab
-        self._engine = in_process_engine(policy, self._text, max_rows=64, memory_limit_mb=2048, device=device)
+        settings = EngineSettings(model=folder, max_rows=64, memory_limit_mb=2048)
+        self._engine = in_process_engine(policy, self._text, settings)
         self._seed = seed
         self._load = partial(load_policy, dtype=dtype, device=device)
         self._folder = folder

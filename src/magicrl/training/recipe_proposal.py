@@ -25,6 +25,7 @@ from magicrl.evaluation.job import sample_problems
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams, ScoredGroup, TokenArray, TrainBatch, frozen_floats
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.diagnosis import Judging, SampledAnswers
@@ -152,9 +153,8 @@ class FirstLook:
     def __init__(self, policy: LoadedModel, encoder: PromptEncoder, reasoning: Reasoning, verifier: str) -> None:
         self._encoder = encoder
         self._reasoning: Reasoning = reasoning
-        self.engine: InProcessEngine = in_process_engine(
-            policy, encoder.decode, max_rows=MAX_ROWS, memory_limit_mb=CACHE_MB, device=policy.model.device
-        )
+        settings = EngineSettings(model=policy.folder, max_rows=MAX_ROWS, memory_limit_mb=CACHE_MB)
+        self.engine: InProcessEngine = in_process_engine(policy, encoder.decode, settings)
         self.engine.load_weights(dict(policy.model.named_parameters()), 0)
         # An answer is sampled once and read in both ways. A reward function reads the whole answer: it is called once.
         self._reads = verifier != "code" and verifier_spec(verifier).reads_extract
