@@ -28,6 +28,7 @@ from benchmarks.speed.gpu_learner import LearnerCase, make_learner
 from benchmarks.speed.head_speed import Case as HeadCase
 from benchmarks.speed.head_speed import tensors
 from benchmarks.speed.models import long_tailed
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models.attention import capability_of
 from magicrl.models.head import HeadOptions, Tiles, logprobs_and_entropies
 from magicrl.models.loading import resolve_dtype
@@ -170,7 +171,8 @@ def gap_case(case: EngineCase, dtype: Precision, device: str, *, float32_head: b
     samples = samples_of(list(engine.finished()))
     engine.close()
     model = random_model(case.shape, resolve_dtype(dtype), device).eval()
-    scorer = PolicyScorer(model, micro_batch_tokens=8192, head_chunk_tokens=1024, float32_head=float32_head)
+    head_dtype = "float32" if float32_head else None
+    scorer = PolicyScorer(model, ModelConfig(micro_batch_tokens=8192, head_dtype=head_dtype))
     learned, _ = scorer.score(samples, 1.0)
     told = np.concatenate([sample.sampler_logprobs for sample in samples])
     return {"device": name_of(device), "model": case.shape.name, **gap(np.concatenate(learned), told)}

@@ -9,6 +9,7 @@ from builders import SIZES, train_sample
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models.attention import PLAIN, ScoreRules, capability_of, supports_varlen
 from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptContext
 from magicrl.models.scorer import PolicyScorer
@@ -54,7 +55,7 @@ def test_the_kernel_is_as_near_to_float32_as_buckets(
 def test_the_learner_goes_to_the_kernel() -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen3Config(**SIZES, head_dim=16)).to("cuda", torch.bfloat16)
-    scorer = PolicyScorer(model, micro_batch_tokens=500, checkpoint_above_tokens=0)
+    scorer = PolicyScorer(model, ModelConfig(micro_batch_tokens=500, gradient_checkpointing=True))
     rng = np.random.default_rng(0)
     samples = [train_sample([3, 4, 5, 6], rng.integers(2, 40, 9), sample_index=index) for index in range(4)]
     for _, batch in scorer.micro_batches(samples):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models.packing import ATTENTION_NAME, PackedBatch, packed_with_shared_prompts, register_attention
 from magicrl.models.routing import Routers
 from magicrl.models.scorer import PolicyScorer
@@ -370,7 +371,7 @@ def replayed(case: Case) -> dict[str, float]:
     return found | {
         "tokens_moved": float(moved.any((1, 2)).mean()),
         "choices_moved": float(moved.any(2).mean()),
-        "gap_replayed": gap(PolicyScorer(model, router_replay=True)),
+        "gap_replayed": gap(PolicyScorer(model, ModelConfig(router_replay=True))),
     }
 
 

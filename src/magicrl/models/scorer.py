@@ -155,27 +155,6 @@ _PROBED_WORDS = 64
 _TRIED_TOKENS = 2048  # most tokens of the pass for which graphs are made, similar to those of training
 
 
-def scorer_settings(model: ModelConfig, valid_vocab: int | None, *, frozen: bool = False) -> dict[str, Any]:
-    """Return the arguments of `PolicyScorer` for a recipe's ``[model]``.
-
-    A frozen model has no backward pass to save memory for, and its own routers choose: the sampler's choice belongs to
-    the policy's weights.
-    """
-    above = 0 if model.gradient_checkpointing else model.checkpoint_above_tokens
-    return {
-        "valid_vocab": valid_vocab,
-        "micro_batch_tokens": model.micro_batch_tokens,
-        "head_chunk_tokens": model.head_chunk_tokens,
-        "share_prompts": model.share_prompts,
-        "checkpoint_above_tokens": None if frozen else above,
-        "router_replay": model.router_replay and not frozen,
-        "float32_head": model.head_dtype == "float32",
-        "entropy_clamp": model.entropy_clamp,
-        "exact": model.exact,
-        "compiled": model.compile,
-    }
-
-
 class PolicyScorer:
     """A causal LM on packed micro-batches, with the fused head instead of its own.
 
@@ -184,17 +163,10 @@ class PolicyScorer:
 
     Args:
         model: Any HF causal LM with a decoder and a linear output head.
+        settings: The recipe's ``[model]``. ``dtype`` and ``lora`` are not read: the model has them already.
         valid_vocab: Rows of the head with a word. None means all.
-        micro_batch_tokens: Largest number of tokens of one forward pass in ``score``.
-        head_chunk_tokens: Rows of logits that exist at once.
-        share_prompts: Compute a prompt once for its responses in a micro-batch, if that saves enough.
-        checkpoint_above_tokens: In a micro-batch of more tokens, save only each layer's input and attention for the
-            backward pass, and recompute the rest. None means never.
-        router_replay: Send tokens to the experts that the sampler chose, which every sample must then have.
-        float32_head: Compute the head's logits in float32 for any dtype of the model.
-        exact: Make a token's bits independent of what else is computed (`magicrl.models.exact`).
-        entropy_clamp: Share of the vocabulary, the least likely words, that entropies exclude.
-        compiled: Compile decoder layers (`magicrl.models.compiled`). Every graph is made here.
+        frozen: The model is not trained. It has no backward pass to save memory for, and its own routers choose the
+            experts, because the sampler's choice belongs to the policy's weights.
 
     Raises:
         ValueError: The model's logits are not finite, or not its head applied to its last hidden state (up to a
@@ -205,58 +177,56 @@ class PolicyScorer:
     def __init__(
         self,
         model: PreTrainedModel,
+        settings: ModelConfig | None = None,
         *,
         valid_vocab: int | None = None,
-        micro_batch_tokens: int = 16384,
-        head_chunk_tokens: int = 1024,
-        share_prompts: bool = True,
-        checkpoint_above_tokens: int | None = None,
-        router_replay: bool = False,
-        float32_head: bool = False,
-        exact: bool = False,
-        entropy_clamp: float = 0.0,
-        compiled: bool = False,
+        frozen: bool = False,
     ) -> None:
+        self._settings = settings = settings or ModelConfig()
         register_attention()
-        if exact:
+        if settings.exact:
             use_exact(model)
         model.set_attn_implementation(ATTENTION_NAME)
         model.eval()
         keep_sequences_apart(model)
-        if float32_head:
+        if settings.head_dtype == "float32":
             Float32Head.put_into(model)
         self.model = model
-        if not compiled:  # a compiler decides itself what is saved
+        if not settings.compile:  # a compiler decides itself what is saved
             self._use_memory_efficient_layers()
-        self._budget = micro_batch_tokens
-        self._share_prompts = share_prompts
         self._backbone = decoder_of(model)
         self._options = replace(
-            _head_options(model, valid_vocab, head_chunk_tokens), exact=exact, entropy_clamp=entropy_clamp
+            _head_options(model, valid_vocab, settings.head_chunk_tokens),
+            exact=settings.exact,
+            entropy_clamp=settings.entropy_clamp,
         )
-        self._exact = exact
-        self._checkpoint_above = checkpoint_above_tokens
-        self._layers = [] if checkpoint_above_tokens is None else _checkpointed_layers(model)
-        self._routers = Routers(model) if router_replay else None
+        above = 0 if settings.gradient_checkpointing else settings.checkpoint_above_tokens
+        self._checkpoint_above = None if frozen else above
+        self._layers = [] if self._checkpoint_above is None else _checkpointed_layers(model)
+        self._routers = Routers(model) if settings.router_replay and not frozen else None
         self._check_model()
-        if compiled:
-            # All graphs are made here, because the sizes of the first pass select the code of a graph, and a resumed
-            # run must have the same code.
-            check_compiler(self.device)
-            check_compiled(self.model.config)
-            before = self._tried()
-            compile_layers(self.model)
-            try:
-                after = self._tried()
-            except TorchDynamoException as error:
-                reason = str(error).strip().partition("\n")[0]
-                raise ValueError(f"torch cannot compile this model ({reason}); leave out model.compile") from error
-            moved = max(_distance(own.double(), expected.double()) for own, expected in zip(after, before, strict=True))
-            if not moved <= _LAYOUT[before[0].dtype not in (torch.float32, torch.float64)]:
-                raise ValueError(
-                    f"compiled layers of {type(self.model).__name__} differ from its own by {moved:.1g}; leave out "
-                    "model.compile, and please report this with torch's version"
-                )
+        if settings.compile:
+            self._compile()
+
+    def _compile(self) -> None:
+        """Compile the decoder layers, and compare them with the model's own."""
+        # All graphs are made here, because the sizes of the first pass select the code of a graph, and a resumed run
+        # must have the same code.
+        check_compiler(self.device)
+        check_compiled(self.model.config)
+        before = self._tried()
+        compile_layers(self.model)
+        try:
+            after = self._tried()
+        except TorchDynamoException as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise ValueError(f"torch cannot compile this model ({reason}); leave out model.compile") from error
+        moved = max(_distance(own.double(), expected.double()) for own, expected in zip(after, before, strict=True))
+        if not moved <= _LAYOUT[before[0].dtype not in (torch.float32, torch.float64)]:
+            raise ValueError(
+                f"compiled layers of {type(self.model).__name__} differ from its own by {moved:.1g}; leave out "
+                "model.compile, and please report this with torch's version"
+            )
 
     @property
     def device(self) -> torch.device:
@@ -281,13 +251,14 @@ class PolicyScorer:
                 f"sample {unrecorded.sample_index} of group {unrecorded.group_index} has no record of the "
                 "sampler's experts; leave out model.router_replay, or use an engine that records them"
             )
+        budget = self._settings.micro_batch_tokens
         # Decided once, so that all micro-batches of a batch have one layout.
-        if not self._share_prompts or not samples or shared_layout(samples)[0].saved < PAYS_FROM:
-            return plan_micro_batches([len(sample) for sample in samples], self._budget), False
+        if not self._settings.share_prompts or not samples or shared_layout(samples)[0].saved < PAYS_FROM:
+            return plan_micro_batches([len(sample) for sample in samples], budget), False
         # Families are planned instead of samples, and the prompt counts once in each.
-        parts = families(samples, self._budget)
+        parts = families(samples, budget)
         tokens = [len(samples[part[0]].prompt_tokens) + sum(len(samples[i].tokens) for i in part) for part in parts]
-        return [[i for part in plan for i in parts[part]] for plan in plan_micro_batches(tokens, self._budget)], True
+        return [[i for part in plan for i in parts[part]] for plan in plan_micro_batches(tokens, budget)], True
 
     def pack(self, samples: Sequence[TrainSample], *, shared: bool) -> PackedBatch:
         """Pack one micro-batch of these samples on the model's device."""
@@ -333,7 +304,7 @@ class PolicyScorer:
     def _tried(self) -> list[Tensor]:
         """Return hidden states of two sequences and, for a trained model, a gradient of the first layer's input."""
         embedding = cast(Any, self.model.get_input_embeddings())
-        tokens = max(4, min(self._budget, _TRIED_TOKENS))
+        tokens = max(4, min(self._settings.micro_batch_tokens, _TRIED_TOKENS))
         words = self._options.valid_vocab or int(embedding.weight.shape[0])
         ids = torch.arange(tokens, device=self.device)[None] % min(_WORDS, words)
         lengths = [tokens // 2, tokens - tokens // 2]
@@ -372,7 +343,7 @@ class PolicyScorer:
         """Return the last hidden states, ``[N, d]``."""
         tokens = input_ids.shape[1]
         self._set_checkpointing(tokens)
-        if self._exact:
+        if self._settings.exact:
             input_ids, position_ids = (filled_rows(x[0])[None] for x in (input_ids, position_ids))
             context = FilledContext(context, tokens)
         return self._decoded(input_ids=input_ids, position_ids=position_ids, context=context)[:tokens]
@@ -392,7 +363,9 @@ class PolicyScorer:
             return self._hidden(batch.input_ids, batch.position_ids, batch.attention)
 
         self._check_head()
-        check_isolation(self.model, valid_vocab=self._options.valid_vocab, hidden=hidden, shared=self._share_prompts)
+        check_isolation(
+            self.model, valid_vocab=self._options.valid_vocab, hidden=hidden, shared=self._settings.share_prompts
+        )
         check_attention(self.model, hidden)
         if self._routers is not None:
             self._routers.chosen()  # raises if a router recorded no choice in these passes

@@ -25,7 +25,7 @@ from magicrl.config.model_schema import AdamWConfig, ModelConfig, OptimizerConfi
 from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.cpu_kernels import adamw, add_widened, serves
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
-from magicrl.models.scorer import PolicyScorer, scorer_settings
+from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError
@@ -74,7 +74,7 @@ class LocalLearner:
         for parameter in self._model.parameters():
             # Only parameters: buffers such as the rotary frequencies stay precise.
             parameter.data = parameter.data.to(compute)
-        self.scorer = PolicyScorer(self._model, **scorer_settings(settings, valid_vocab))
+        self.scorer = PolicyScorer(self._model, settings, valid_vocab=valid_vocab)
 
     @property
     def version(self) -> int:
@@ -221,7 +221,7 @@ class ReferenceModel:
         self, model: PreTrainedModel, *, valid_vocab: int | None = None, model_config: ModelConfig | None = None
     ) -> None:
         model.requires_grad_(False)
-        self._scorer = PolicyScorer(model, **scorer_settings(model_config or ModelConfig(), valid_vocab, frozen=True))
+        self._scorer = PolicyScorer(model, model_config, valid_vocab=valid_vocab, frozen=True)
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Return log-probs and entropies of every response token at tau, ``[T]`` per sample."""

@@ -11,6 +11,7 @@ from builders import SIZES, train_sample
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models import cpu_kernels
 from magicrl.models.attention import EXACT, PLAIN, ScoreRules, supports_row
 from magicrl.models.cpu_rows import CpuRow, attend_row
@@ -181,7 +182,7 @@ def test_layers_that_are_computed_anew_keep_attention(monkeypatch: pytest.Monkey
     torch.manual_seed(0)
     config = Qwen3Config(**SIZES | {"head_dim": 32})
     model = AutoModelForCausalLM.from_config(config, dtype=BF16)
-    scorer = PolicyScorer(model, checkpoint_above_tokens=4)
+    scorer = PolicyScorer(model, ModelConfig(checkpoint_above_tokens=4))
     batch = scorer.pack([train_sample([1, 2, 3], [4, 5, 6, 7])], shared=False)
     monkeypatch.setattr(cpu_kernels, "library", Counted)
     logprobs, _ = scorer.forward(batch, 1.0)

@@ -14,6 +14,7 @@ from model_cases import CASES, finished, make_engine, own_model, plain_model, re
 from numpy.typing import NDArray
 from transformers import JambaConfig, JambaForCausalLM
 
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models.packing import PackedBatch, packed_with_shared_prompts
 from magicrl.models.routing import Routers
 from magicrl.models.scorer import PolicyScorer
@@ -97,7 +98,7 @@ def test_the_engine_tells_what_plain_transformers_chooses(name: str, further: di
 def test_the_learner_sends_each_token_where_its_record_says(name: str) -> None:
     """Use random choices, unlike those of the routers, in a plain pack, with shared prompts, and in separate passes."""
     model = own_model(plain_model(CASES[name]))
-    scorer = PolicyScorer(model, router_replay=True)
+    scorer = PolicyScorer(model, ModelConfig(router_replay=True))
     layers, k = (2, 1) if name == "Llama 4 text" else (3, 2) if name == "DeepSeek-V3" else (4, 2)
     given = other_choices(samples(), layers, k)
     alone = torch.cat([scorer.forward(PackedBatch.of([one]), 1.0)[0].detach() for one in given])
@@ -142,9 +143,9 @@ def test_chosen_experts_weigh_what_the_learners_router_gives_them(name: str) -> 
 
 def test_what_is_computed_anew_for_the_backward_pass_takes_the_record_again() -> None:
     gradients: list[dict[str, torch.Tensor]] = []
-    for above in (None, 0):
+    for above in (None, 1):
         model = own_model(plain_model(CASES["Qwen3-MoE"]))
-        scorer = PolicyScorer(model, router_replay=True, checkpoint_above_tokens=above)
+        scorer = PolicyScorer(model, ModelConfig(router_replay=True, checkpoint_above_tokens=above))
         scorer.forward(PackedBatch.of(other_choices(samples(), 4, 2)), 1.0)[0].mean().backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
     for name, expected in gradients[0].items():
@@ -229,7 +230,7 @@ def test_what_cannot_be_replayed_is_refused_by_name() -> None:
         jamba = JambaForCausalLM(JambaConfig(num_hidden_layers=2, hidden_size=32, intermediate_size=32, vocab_size=40))
     with pytest.raises(ValueError, match=r"JambaForCausalLM \(model type 'jamba'\) has no routers that are known"):
         Routers(jamba)
-    scorer = PolicyScorer(own_model(plain_model(CASES["Mixtral"])), router_replay=True)
+    scorer = PolicyScorer(own_model(plain_model(CASES["Mixtral"])), ModelConfig(router_replay=True))
     given = other_choices(samples(), 4, 2)
     with pytest.raises(ValueError, match="sample 3 of group 1 has no record of the sampler's experts"):
         scorer.score([*given[:3], replace(given[3], experts=None)], 1.0)

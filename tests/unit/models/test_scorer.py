@@ -11,6 +11,7 @@ from builders import SIZES
 from model_cases import CASES, own_model, plain_model
 from transformers import PreTrainedModel
 
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.recurrent import check_layers, keep_sequences_apart
 from magicrl.models.scorer import PolicyScorer, check_attention, check_isolation
@@ -122,7 +123,7 @@ def test_models_that_carry_state_are_refused_by_learner_and_engine(name: str) ->
     with pytest.raises(ValueError, match=reason):
         PolicyScorer(model)
     with pytest.raises(ValueError, match=reason):
-        PolicyScorer(random_model(name), share_prompts=False)
+        PolicyScorer(random_model(name), ModelConfig(share_prompts=False))
     with pytest.raises(ValueError, match=reason):
         engine(random_model(name))
 

@@ -16,6 +16,7 @@ from builders import SIZES, request, train_sample
 from numpy.random import Generator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
+from magicrl.config.model_schema import ModelConfig
 from magicrl.models import cpu_kernels, exact
 from magicrl.models.attention import attend_rows
 from magicrl.models.exact import attend_exactly, silu
@@ -102,11 +103,13 @@ def differing(seed: int) -> int:
     samples, entropies = samples_of(groups, rng)
     scorer = PolicyScorer(
         model_of(kind, dtype, seed),
+        ModelConfig(
+            micro_batch_tokens=int(rng.choice([1, 100, 500, 4000])),
+            head_chunk_tokens=int(rng.choice([1, 13, 64, 1024])),
+            share_prompts=bool(rng.integers(2)),
+            exact=True,
+        ),
         valid_vocab=WORDS,
-        micro_batch_tokens=int(rng.choice([1, 100, 500, 4000])),
-        head_chunk_tokens=int(rng.choice([1, 13, 64, 1024])),
-        share_prompts=bool(rng.integers(2)),
-        exact=True,
     )
     scored = scorer.score(samples, tau)
     pairs = [(sample.sampler_logprobs, found) for sample, found in zip(samples, scored[0], strict=True)]
@@ -217,7 +220,7 @@ def test_what_is_not_proven_is_refused_by_name(config: Any, told: str) -> None:
     register_attention()
     model = AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME).eval()
     with pytest.raises(ValueError, match=told):
-        PolicyScorer(model, exact=True)
+        PolicyScorer(model, ModelConfig(exact=True))
     with pytest.raises(ValueError, match=told):
         engine_of(model, 2)
 

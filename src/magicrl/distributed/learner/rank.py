@@ -39,7 +39,6 @@ from magicrl.distributed.learner.sharding import (
 )
 from magicrl.distributed.tensors import Payload, pack, unpack
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype
-from magicrl.models.scorer import scorer_settings
 from magicrl.planning.memory import host_memory
 from magicrl.records import FloatArray, TrainSample
 from magicrl.rollout.vllm_weights import WeightGroup
@@ -152,10 +151,10 @@ class LearnerRank:
         self._optimizer = ShardOptimizer(
             sharded.trained(), settings.learning.optimizer, device, resolve_dtype(model.dtype)
         )
-        self._scorer = ShardedScorer(sharded, **scorer_settings(model, settings.valid_vocab))
+        self._scorer = ShardedScorer(sharded, model, settings.valid_vocab)
         if settings.reference is not None:
             frozen = ShardedModel(settings, meshes, device, frozen=True)
-            self._reference = ShardedScorer(frozen, **scorer_settings(model, settings.reference_vocab, frozen=True))
+            self._reference = ShardedScorer(frozen, model, settings.reference_vocab, frozen=True)
         self._objective = Objective(settings.learning)
         return device_name(device)
 

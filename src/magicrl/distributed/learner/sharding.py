@@ -43,7 +43,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.model_schema import AdamWConfig, LoraConfig
+from magicrl.config.model_schema import AdamWConfig, LoraConfig, ModelConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
 from magicrl.models.adapters import LoraAdapters
@@ -515,9 +515,11 @@ NOTHING = TrainSample(
 class ShardedScorer(PolicyScorer):
     """``PolicyScorer`` whose passes gather the model as they go. Every rank makes the same number of passes."""
 
-    def __init__(self, sharded: ShardedModel, **settings: Any) -> None:
+    def __init__(
+        self, sharded: ShardedModel, settings: ModelConfig, valid_vocab: int | None, *, frozen: bool = False
+    ) -> None:
         self._sharded = sharded
-        super().__init__(sharded.model, **settings)
+        super().__init__(sharded.model, settings, valid_vocab=valid_vocab, frozen=frozen)
 
     @property
     def device(self) -> torch.device:
