@@ -95,7 +95,12 @@ def import_(
         Show the known kinds.
     """
     if list_:
-        _show_kinds(Console(emoji=False))
+        from magicrl.pipeline.pipeline_schema import known_kinds
+
+        console = Console(emoji=False)
+        kinds = known_kinds().items()
+        rows = [(name, kind.title, kind.hub or "", kind.licence, kind.checked) for name, kind in kinds]
+        console.print(listing(("kind", "set", "hub data set", "licence", "checked with"), rows, console.width))
         return 0
     if output is None:
         raise RecipeError("magicrl data import needs --output DIR")
@@ -326,11 +331,3 @@ def _show_way(way: Sequence[tuple[str, bool, dict[str, Any]]], console: Console)
         lines += [f"{step}: {said}", row.get("detail") and f"  {row['detail']}"]
     for line in filter(None, lines):
         console.print(line, markup=False, soft_wrap=True)
-
-
-def _show_kinds(console: Console) -> None:
-    from magicrl.pipeline.pipeline_schema import known_kinds
-
-    kinds = known_kinds().items()
-    rows = [(name, kind.title, kind.hub or "", kind.licence, kind.checked) for name, kind in kinds]
-    console.print(listing(("kind", "set", "hub data set", "licence", "checked with"), rows, console.width))

@@ -207,7 +207,11 @@ def _torch() -> Iterator[Finding]:
     yield _bfloat16()
     yield _kernels()
     if torch.cuda.is_available():
-        yield from (_gpu(torch.cuda.get_device_properties(number)) for number in range(torch.cuda.device_count()))
+        for number in range(torch.cuda.device_count()):
+            device: Any = torch.cuda.get_device_properties(number)
+            peak = peak_flops(device.name)
+            told = f"{peak / 1e12:.0f} TFLOP/s in bfloat16" if peak else "its peak speed is unknown: no MFU is reported"
+            yield Finding("GPU", "ok", f"{device.name}, {device.total_memory / GIB:.0f} GiB, {told}")
     elif card and torch.version.cuda is not None:
         yield Finding(
             "GPU", "trouble", "there is a driver, but torch sees no device", "nvidia-smi (fix the driver first)"
@@ -249,12 +253,6 @@ def allocator(maps: Path = Path("/proc/self/maps")) -> Finding:
     line = f"LD_PRELOAD={known or 'libtcmalloc_minimal.so.4'} magicrl train ..."
     told = "the C library's; on a CPU tcmalloc makes an update about 4 % and decoding up to 15 % faster"
     return Finding("allocator", "ok", told, line if known else f"apt install libtcmalloc-minimal4; {line}")
-
-
-def _gpu(device: Any) -> Finding:
-    peak = peak_flops(device.name)
-    told = f"{peak / 1e12:.0f} TFLOP/s in bfloat16" if peak else "its peak speed is unknown: no MFU is reported"
-    return Finding("GPU", "ok", f"{device.name}, {device.total_memory / GIB:.0f} GiB, {told}")
 
 
 def _sandbox() -> Finding:

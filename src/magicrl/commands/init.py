@@ -225,11 +225,7 @@ def _read_task(family: str, verifier: str | None) -> _Data:
     found = Recognised(
         schema=family,
         fields={},
-        schemas={family: len(problems)},
-        columns=(),
-        rows=len(problems),
         problems=len(problems),
-        verifiers={problems[0].verifier: len(problems)},
         rejected=(),
         first=None,
     )
@@ -255,7 +251,7 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
     fields = read.found.fields
     if fields and "answer" not in fields and verifier != "code" and read.problems[0].references:
         fields = {**fields, "answer": "the last assistant turn"}
-    columns = ", ".join(f"{name} = {_column(column)}" for name, column in fields.items())
+    columns = ", ".join(f"{name} = {c if isinstance(c, str) else ' + '.join(c)}" for name, c in fields.items())
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("problems", f"{len(read.problems)} ({columns or read.found.schema}; judged as {verifier})")
     if read.found.rejected:
@@ -533,7 +529,3 @@ def _print_looks(console: Console, looks: Sequence[Look]) -> None:
 
 def _quantiles(values: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> str:
     return ", ".join(str(int(np.quantile(values, q))) for q in (0.5, 0.9, 1.0))
-
-
-def _column(column: str | tuple[str, ...]) -> str:
-    return column if isinstance(column, str) else " + ".join(column)

@@ -117,7 +117,8 @@ class Run:
         files = {int(p.stem.rpartition("-")[2]): p for p in sorted((self.path / "rollouts").glob("step-*.parquet"))}
         missing = sorted(set(steps or ()) - files.keys())
         if missing:
-            raise ValueError(f"{self.path / 'rollouts'} has no step {missing[0]}; it has {_range(files)}")
+            present = f"steps {min(files)} to {max(files)}" if files else "none (logging.rollouts_every = 0?)"
+            raise ValueError(f"{self.path / 'rollouts'} has no step {missing[0]}; it has {present}")
         frames: list[pd.DataFrame] = []
         for step, path in files.items():
             if steps is None or step in steps:
@@ -161,11 +162,11 @@ class Figures:
         return framed(render_page(self._title, [], self._blocks, kind="figures"))
 
 
-def framed(page: str, height: int = 640) -> str:
+def framed(page: str) -> str:
     """Return a page as an iframe, so that its style and script do not affect the notebook."""
     return (
         f'<iframe srcdoc="{html.escape(page, quote=True)}" sandbox="allow-scripts allow-downloads" '
-        f'style="width:100%;height:{height}px;border:0"></iframe>'
+        f'style="width:100%;height:640px;border:0"></iframe>'
     )
 
 
@@ -184,7 +185,3 @@ def evaluation_rows(evaluations: Iterable[SetEvaluation]) -> pd.DataFrame:
             row |= {"truncation": score.truncation, "entropy": score.entropy}
             rows.append(row | {f"pass@{k}": interval.mean for k, interval in score.pass_at.items()})
     return pd.DataFrame(rows)
-
-
-def _range(steps: Collection[int]) -> str:
-    return f"steps {min(steps)} to {max(steps)}" if steps else "none (logging.rollouts_every = 0?)"

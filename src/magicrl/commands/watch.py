@@ -145,9 +145,7 @@ class WatchedRun:
 
     def _new_panel(self) -> RunPanel:
         steps = self._steps
-        return RunPanel(
-            title=self._name, max_steps=sum(steps) or None, stage_steps=steps, elapsed=lambda: self._elapsed()
-        )
+        return RunPanel(title=self._name, max_steps=sum(steps) or None, stage_steps=steps, elapsed=self._elapsed)
 
 
 def _follow(console: Console, run: WatchedRun, live: Live | None, interval: float) -> None:

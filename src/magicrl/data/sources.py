@@ -218,22 +218,14 @@ class Recognised:
     Attributes:
         schema: Most frequent schema: a row of ``schemas.toml``, or the columns (``question, answer``).
         fields: Columns of ``prompt`` and ``answer``. No ``answer`` if tests or the last turn hold it.
-        schemas: Number of problems by schema.
-        columns: Columns of the first record.
-        rows: Number of records.
         problems: Number of usable problems.
-        verifiers: Number of problems by verifier (``maths``, ``code``).
         rejected: Records that cannot be used, with place and reason.
         first: First problem, None without a usable one.
     """
 
     schema: str | None
     fields: dict[str, str | tuple[str, ...]]
-    schemas: dict[str, int]
-    columns: tuple[str, ...]
-    rows: int
     problems: int
-    verifiers: dict[str, int]
     rejected: tuple[Rejected, ...]
     first: Read | None
 
@@ -245,7 +237,7 @@ def recognise(
     offer: str | None = None,
     verifier: str | None = None,
 ) -> Recognised:
-    """Read all records of ``place`` and report schema, columns, counts, and every rejected record with the reason.
+    """Read all records of ``place`` and report schema, columns, and every rejected record with the reason.
 
     Args:
         place: A file or folder, or a hub name.
@@ -267,7 +259,6 @@ def recognise(
         offer=offer or OFFER,
     )
     schemas: Counter[str] = Counter()
-    verifiers: Counter[str] = Counter()
     mappings: dict[str, dict[str, str | tuple[str, ...]]] = {}
     rejected: list[Rejected] = []
     first: Read | None = None
@@ -277,20 +268,14 @@ def recognise(
             continue
         first = first or read
         schemas[read.schema] += 1
-        verifiers[read.problem.verifier] += 1
         prompt, answer = read.columns
         named: dict[str, str | tuple[str, ...]] = {"prompt": prompt[0] if len(prompt) == 1 else prompt}
         mappings.setdefault(read.schema, named if answer is None else {**named, "answer": answer})
     most = schemas.most_common(1)[0][0] if schemas else None
-    columns = next((tuple(map(str, row.record)) for row in place.rows() if isinstance(row, Row)), ())
     return Recognised(
         schema=most,
         fields={} if most is None else mappings[most],
-        schemas=dict(schemas),
-        columns=columns,
-        rows=sum(schemas.values()) + len(rejected),
         problems=sum(schemas.values()),
-        verifiers=dict(verifiers),
         rejected=tuple(rejected),
         first=first,
     )
@@ -328,18 +313,13 @@ def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Pr
     return problems
 
 
-def load_mixture(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[Problem]:
-    """Return the problems of all sources. A source listed twice weighs twice: repeated ids get ``#2``, ``#3``, ...
+def load_parts(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[list[Problem]]:
+    """Return each source's problems. A source listed twice weighs twice: repeated ids get ``#2``, ``#3``, ...
 
     Raises:
         RecipeError: See `load_problems`; the key includes the number of the source.
         ValueError: See `load_problems`.
     """
-    return [problem for part in load_parts(sources, key=key) for problem in part]
-
-
-def load_parts(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[list[Problem]]:
-    """Return the problems of `load_mixture` separately for each source."""
     seen: Counter[str] = Counter()
     parts: list[list[Problem]] = []
     for number, source in enumerate(sources):

@@ -104,14 +104,11 @@ def _recorded() -> str:
     ]
     if RECORDED.exists():
         found = json.loads(RECORDED.read_text(encoding="utf-8"))
+        # the day on which the file was last committed
+        log = ["git", "log", "-1", "--format=%cs", "--", str(RECORDED)]
+        day = subprocess.run(log, capture_output=True, text=True).stdout.strip() or "not committed"
         items.append(
             f"Faults in magicrl's own code are noticed: {found['killed']} of {found['tried']} planted faults turn a "
-            f"test red in the last recorded run ({_committed(RECORDED)}, `make mutants`)."
+            f"test red in the last recorded run ({day}, `make mutants`)."
         )
     return "".join("\n".join(wrap(f"- {item}", WIDTH, subsequent_indent="  ")) + "\n" for item in items)
-
-
-def _committed(path: Path) -> str:
-    """Return the day on which a file was last committed."""
-    told = subprocess.run(["git", "log", "-1", "--format=%cs", "--", str(path)], capture_output=True, text=True)
-    return told.stdout.strip() or "not committed"

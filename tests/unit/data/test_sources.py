@@ -21,7 +21,7 @@ from builders import problem, write_lines
 
 from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError
-from magicrl.data.sources import MARK, load_mixture, load_problems, load_source, problems_fingerprint, with_wrong_labels
+from magicrl.data.sources import MARK, load_parts, load_problems, load_source, problems_fingerprint, with_wrong_labels
 from magicrl.records import Message, Problem, plain_typography, prompt_key
 
 
@@ -361,9 +361,9 @@ def test_families_load_by_name_with_their_options(tmp_path: Path) -> None:
 def test_a_source_listed_twice_weighs_twice(tmp_path: Path) -> None:
     write_lines(tmp_path / "s.jsonl", TWO)
     source = SourceConfig(path=str(tmp_path / "s.jsonl"))
-    mixture = load_mixture([source, source, source])
-    assert [p.id for p in mixture] == ["s-0", "s-1", "s-0#2", "s-1#2", "s-0#3", "s-1#3"]
-    assert mixture[4].prompt == mixture[0].prompt
+    parts = load_parts([source, source, source])
+    assert [[p.id for p in part] for part in parts] == [["s-0", "s-1"], ["s-0#2", "s-1#2"], ["s-0#3", "s-1#3"]]
+    assert parts[2][0].prompt == parts[0][0].prompt
 
 
 def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path) -> None:

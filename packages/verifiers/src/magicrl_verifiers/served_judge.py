@@ -265,7 +265,11 @@ class ServedJudge(Closing):
         path = "/chat/completions" if config.endpoint == "chat" else f"/{config.endpoint}"
         tries = config.unreadable_attempts if config.endpoint == "chat" and config.temperature else 1
         for number in range(tries):
-            self._check_budget()
+            spent, budget = usage["prompt_tokens"] + usage["completion_tokens"], config.token_budget
+            if budget is not None and spent >= budget:
+                raise BudgetSpent(
+                    f"{spent} tokens are spent of verifier.judge.token_budget = {budget}; raise it to go on"
+                )
             start = time.perf_counter()
             sent = {**body, "seed": number} if number else body
             answer = await self._transport.send("POST", path, sent, attempts=attempts)
@@ -295,11 +299,6 @@ class ServedJudge(Closing):
             limits = {"temperature": config.temperature, "max_tokens": config.max_tokens}
             body = {"model": config.model, "messages": [{"role": "user", "content": text}], **limits}
         return {name: value for name, value in {**body, **config.extra}.items() if value is not None}
-
-    def _check_budget(self) -> None:
-        spent, budget = self._usage["prompt_tokens"] + self._usage["completion_tokens"], self._config.token_budget
-        if budget is not None and spent >= budget:
-            raise BudgetSpent(f"{spent} tokens are spent of verifier.judge.token_budget = {budget}; raise it to go on")
 
 
 def _answer_file(config: JudgeSettings) -> AnswerFile:

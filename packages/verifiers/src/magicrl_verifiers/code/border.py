@@ -224,7 +224,11 @@ class Client(Peer):
                 if isinstance(reply.get(name), str):
                     stream.write(reply[name])
             if "value" not in reply:
-                self._raise(reply.get("error"))
+                try:
+                    raised = made_error(reply.get("error"), self._decode, self._error_class)
+                except Exception as trouble:  # as in `_decode`
+                    raise self._nonsense(str(trouble)) from trouble
+                raise blamed_on_program(raised)
             return reply
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -332,14 +336,6 @@ class Client(Peer):
             self._errors[name] = type(name, (self._error_class(kinds[1:]),), {})
         return self._errors[name]
 
-    def _raise(self, error: Any) -> NoReturn:
-        """Raise the program's exception, marked as such."""
-        try:
-            raised = made_error(error, self._decode, self._error_class)
-        except Exception as trouble:  # as in `_decode`
-            raise self._nonsense(str(trouble)) from trouble
-        raise blamed_on_program(raised)
-
 
 def _is_mock(value: Any) -> bool:
     mock = sys.modules.get("unittest.mock")
@@ -402,8 +398,8 @@ class ProgramObject:
     _name: str
     _own: bool
 
-    def __init__(self, client: Client, target: Mapping[str, Any], name: str = "", own: bool = False) -> None:
-        for attribute, value in (("_client", client), ("_target", target), ("_name", name), ("_own", own)):
+    def __init__(self, client: Client, target: Mapping[str, Any], name: str = "") -> None:
+        for attribute, value in (("_client", client), ("_target", target), ("_name", name), ("_own", False)):
             object.__setattr__(self, attribute, value)
 
     def __call__(self, *positional: Any, **named: Any) -> Any:

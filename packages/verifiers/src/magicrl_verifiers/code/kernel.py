@@ -233,16 +233,11 @@ def _bind(source: str, target: str, *, read_only: bool = True) -> None:
             os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     _mount(source, target, None, _MS_BIND | _MS_REC)
     if read_only:
-        flags = _MS_REMOUNT | _MS_BIND | _MS_RDONLY
-        # flags that the outer world set are locked and must be repeated
-        _mount("none", target, None, flags | _inherited(target))
-
-
-def _inherited(path: str) -> int:
-    present = os.statvfs(path).f_flag
-    # the first five have the same bits in both
-    same = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
-    return present & same | (_MS_RELATIME if present & os.ST_RELATIME else 0)
+        # flags that the outer world set are locked and must be repeated; the first five have the same bits in both
+        present = os.statvfs(target).f_flag
+        same = os.ST_NOSUID | os.ST_NODEV | os.ST_NOEXEC | os.ST_NOATIME | os.ST_NODIRATIME
+        locked = present & same | (_MS_RELATIME if present & os.ST_RELATIME else 0)
+        _mount("none", target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | locked)
 
 
 def fresh_scratch() -> None:

@@ -359,7 +359,12 @@ def tests_object(tests: Any) -> Mapping[str, Any]:
 
 def _cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
     if "assert_case" in tests:
-        return list(_assert_cases(tests)), False
+        given = tests["assert_case"]
+        texts: list[Any] = [given] if isinstance(given, str) else given
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise SuiteError("field 'assert_case' must be a list of assertions")
+        entry = _text(tests, "entry_point")
+        return [case for text in texts for case in _code_cases(text, entry)], False
     code = _text(tests, "test_code") or _text(tests, "code")
     if code is not None:
         return list(_code_cases(code, _text(tests, "entry_point"))), False
@@ -367,16 +372,12 @@ def _cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
         raise SuiteError("field 'tests' has none of inputs, test_code, assert_case")
     if (name := _text(tests, "fn_name")) is not None:
         return _call_cases(tests, name)
-    return list(_stdin_cases(tests)), False
-
-
-def _stdin_cases(tests: Mapping[str, Any]) -> list[Case]:
     inputs = _list(tests, "inputs")
     outputs = _outputs(tests, len(inputs))
     return [
         StdinCase(input=_joined(given, "inputs"), output=None if wanted is None else _joined(wanted, "outputs"))
         for given, wanted in zip(inputs, outputs, strict=True)
-    ]
+    ], False
 
 
 def _joined(value: Any, field: str) -> str:
@@ -425,15 +426,6 @@ def _json(text: str, field: str) -> Any:
             return ast.literal_eval(text)
         except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
             raise SuiteError(f"field {field!r}: {text[:60]!r} is no JSON value") from error
-
-
-def _assert_cases(tests: Mapping[str, Any]) -> list[Case]:
-    given = tests["assert_case"]
-    texts: list[Any] = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise SuiteError("field 'assert_case' must be a list of assertions")
-    entry = _text(tests, "entry_point")
-    return [case for text in texts for case in _code_cases(text, entry)]
 
 
 def _code_cases(code: str, entry: str | None) -> Sequence[Case]:

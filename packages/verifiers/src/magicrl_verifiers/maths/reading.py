@@ -488,7 +488,7 @@ class _Reader:
             return united([self.item(part, depth + 1) for part in parts], operations)
         if any(token.kind == "colon" and level == 0 for token, level in zip(tokens, levels, strict=True)):
             return self._with_colon(tokens, levels, depth)
-        return self._enclosed(tokens, levels, depth) or self._words_or_formula(tokens, levels)
+        return self._enclosed(tokens, levels, depth) or self._words_or_formula(tokens)
 
     def _phrase(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Shape | None:
         """Read a statement in words that gives a value or a set."""
@@ -537,7 +537,7 @@ class _Reader:
         found = transposed(tokens, levels, self, depth) or scaled_matrix(tokens, levels, self, depth)
         return found or unit_vectors(tokens)
 
-    def _words_or_formula(self, tokens: Sequence[Token], levels: list[int]) -> Shape | None:
+    def _words_or_formula(self, tokens: Sequence[Token]) -> Shape | None:
         if (clock := clock_time(tokens)) is not None:
             return clock
         # letters without a backslash may be a word or a product: known words come first

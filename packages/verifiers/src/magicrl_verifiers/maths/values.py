@@ -84,7 +84,10 @@ class Enclosure:
         if tree.op == "series":
             return self._series(tree, point)
         if tree.op == "cases":
-            return self._cases(tree, point)
+            for value, condition in zip(tree.args[::2], tree.args[1::2], strict=True):
+                if all(self._holds(bound, point) for bound in condition.args):
+                    return self._value(value, point)
+            raise UndefinedError
         args = [self._value(part, point) for part in tree.args]
         if tree.op == "add":
             return self._checked(reduce(lambda one, other: one + other, args))
@@ -100,7 +103,11 @@ class Enclosure:
             return self._unknown(tree.name, args)
         if tree.op == "fn":
             if tree.name == "mod" and not isinstance(args[0], fmpq):
-                return _remainder(tree, args, point)
+                # 2^{10^{30}} mod 7, without writing the power out
+                modulus = _whole(args[1])
+                if modulus <= 0:
+                    raise UnclearError
+                return fmpq(Residues(modulus).value(tree.args[0], point))
             return self._checked(self._function(tree.name, args))
         raise UnclearError
 
@@ -157,12 +164,6 @@ class Enclosure:
             most = max(most, self.spread)
         self.spread = most
         return total
-
-    def _cases(self, tree: Expr, point: Point) -> Value:
-        for value, condition in zip(tree.args[::2], tree.args[1::2], strict=True):
-            if all(self._holds(bound, point) for bound in condition.args):
-                return self._value(value, point)
-        raise UndefinedError
 
     def _holds(self, bound: Expr, point: Point) -> bool:
         margin = self._value(bound.args[0], point)
@@ -377,14 +378,6 @@ class Residues:
             raise UnclearError
         # a quotient is a product with the inverse
         return int(exact.numerator % self._modulus) * pow(int(exact.denominator), -1, self._modulus)
-
-
-def _remainder(tree: Expr, args: list[Value], point: Point) -> Value:
-    """Return ``2^{10^{30}} mod 7`` without writing the power out."""
-    modulus = _whole(args[1])
-    if modulus <= 0:
-        raise UnclearError
-    return fmpq(Residues(modulus).value(tree.args[0], point))
 
 
 def _number(value: Value, real: bool) -> arb | acb:
