@@ -10,10 +10,10 @@ import pytest
 import torch
 from builders import train_sample
 from learning import learning
+from local_ranks import LocalLauncher
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.model_schema import ModelConfig, TinyModelConfig
-from magicrl.distributed.learner.launchers import LocalLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.small_models import make_tiny

@@ -153,8 +153,9 @@ run_training(config, Path(sys.argv[2]), Kills(), resume=False, parts=parts)
 
 def on_ranks(config: TrainConfig) -> LocalParts:
     """Return the parts of a run whose learner is two processes."""
+    from local_ranks import LocalLauncher
+
     from magicrl.config.cluster_schema import LearnerPlacement
-    from magicrl.distributed.learner.launchers import LocalLauncher
     from magicrl.distributed.learner.learner import DistributedLearner
 
     class Parts(LocalParts):

@@ -1,26 +1,15 @@
-"""Start of the ranks, calls to them, and the reason when one is lost.
-
-``LocalLauncher`` runs the ranks as processes of this machine, ``RayLauncher`` as Ray actors that the caller places.
-"""
+"""Start of the ranks, calls to them, and the reason when one is lost."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import subprocess
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
 from typing import Any, Protocol, cast
 
 from magicrl.config.errors import RecipeError
 from magicrl.distributed.learner.rank import LearnerRank
-from magicrl.distributed.learner.sharding import LOCAL_RANK
 from magicrl.distributed.worker_logs import keep_output, output_hint
 
 
@@ -186,79 +175,7 @@ class Launcher(Protocol):
         ...
 
 
-_CHILD = "import sys; from magicrl.distributed.learner.launchers import answer_calls; answer_calls(int(sys.argv[1]))"
-_STOP_SECONDS = 30.0  # limit for the exit status of a process whose pipe is closed
 _FETCH_SECONDS = 60.0  # limit for fetching an answer that is ready
-
-
-@dataclass(frozen=True, kw_only=True)
-class LocalLauncher:
-    """Starts ranks as child processes, which end with this process."""
-
-    grace: float = 3.0  # as in `RankGroup`
-    environment: Mapping[str, str] | None = None  # additional environment variables of the processes
-
-    def start(self, ranks: int, *, timeout: float) -> RankGroup:
-        """Start ranks; see ``Launcher.start``."""
-        return LocalRanks(ranks, self.grace, self.environment or {}).answering(ranks, timeout, "start")
-
-
-class LocalRanks(RankGroup):
-    """Child processes with one pipe each."""
-
-    def __init__(self, ranks: int, grace: float, environment: Mapping[str, str]) -> None:
-        self._grace = grace
-        self._pipes: list[Connection[Any, Any]] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
-        for rank in range(ranks):
-            ours, theirs = Pipe()
-            self._pipes.append(ours)
-            self.processes.append(
-                subprocess.Popen(
-                    [sys.executable, "-c", _CHILD, str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    env={**os.environ, LOCAL_RANK: str(rank), **environment},
-                )
-            )
-            # Close our copy of the child's end, or the pipe of a dead child would never report its end.
-            theirs.close()
-
-    def stop(self) -> None:
-        for pipe in self._pipes:
-            pipe.close()  # an idle rank then ends
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-    def _send(self, process: int, method: str, arguments: tuple[Any, ...]) -> Any:
-        with contextlib.suppress(OSError):  # the pipe of a dead rank is ready at once and empty
-            self._pipes[process].send((method, arguments))
-        return self._pipes[process]
-
-    def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
-        return wait(calls, seconds)
-
-    def _receive(self, process: int, call: Any) -> Answer:
-        try:
-            return cast(Answer, call.recv())
-        except (EOFError, OSError):
-            pass
-        try:
-            # The exit status separates an out-of-memory kill (signal 9) from an error in the code.
-            code = self.processes[process].wait(timeout=_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return Answer(fault=Fault(died=True, text="closed its connection"))
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        return Answer(fault=Fault(died=True, text=how))
-
-
-def answer_calls(descriptor: int) -> None:
-    """Answer calls in a rank's process until the driver closes the pipe or ends."""
-    pipe: Connection[Any, Any] = Connection(descriptor)
-    target = LearnerRank(socket.gethostname())
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            pipe.send(answer_call(target, *pipe.recv()))
 
 
 class RayLauncher:
@@ -269,7 +186,6 @@ class RayLauncher:
         shared: For GPUs that Ray does not assign to the rank itself: function from the rank's number to a reference to
             the numbers of its bundle's GPUs, and its own index among them. Called at every start.
         files: File for each rank's output, in the order of their start. Default: Ray's logs.
-        grace: As in `RankGroup`.
     """
 
     def __init__(
@@ -278,9 +194,8 @@ class RayLauncher:
         *,
         shared: Callable[[int], tuple[Any, int]] | None = None,
         files: Sequence[str | None] = (),
-        grace: float = 10.0,  # Ray reports a death within seconds
     ) -> None:
-        self._options, self._shared, self._grace = list(options), shared, grace
+        self._options, self._shared = list(options), shared
         self._files = files or [None] * len(options)
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
@@ -288,7 +203,7 @@ class RayLauncher:
         if len(self._options) < ranks:
             raise ValueError(f"{ranks} learner ranks need as many placements, got {len(self._options)}")
         shared = [() if self._shared is None else self._shared(rank) for rank in range(ranks)]
-        group = RayRanks(self._options[:ranks], shared, self._files[:ranks], self._grace)
+        group = RayRanks(self._options[:ranks], shared, self._files[:ranks])
         return group.answering(ranks, timeout, "be placed and started")
 
 
@@ -312,17 +227,18 @@ class _RankActor:
 class RayRanks(RankGroup):
     """Ray actors."""
 
+    _grace = 10.0  # Ray reports a death within seconds
+
     def __init__(
         self,
         options: Sequence[Mapping[str, Any]],
         shared: Sequence[tuple[Any, ...]],
         files: Sequence[str | None],
-        grace: float,
     ) -> None:
         import ray
 
         self._ray: Any = ray
-        self._grace, self.files = grace, files
+        self.files = files
         actor: Any = ray.remote(_RankActor)
         common = {"max_restarts": 0, "max_task_retries": 0}
         self.actors: list[Any] = [

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.distributed.learner.sharding import (
-    LOCAL_RANK,
     NOTHING,
     Meshes,
     RankSettings,
@@ -349,7 +347,6 @@ def _device(name: str) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise ValueError("this learner rank sees no CUDA device; give it one, or set run.device = 'cpu'")
-    # Under Ray a rank sees only its own GPU. Ranks that were started on one machine each take one of its GPUs.
-    device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")) % torch.cuda.device_count())
+    device = torch.device("cuda", 0)  # under Ray a rank sees only its own GPU
     torch.cuda.set_device(device)
     return device

@@ -57,9 +57,6 @@ from magicrl.training.checkpoint import host_copy
 from magicrl.training.learner import LossScale, MasterOptimizer, check_state_shapes, square_sum
 from magicrl.training.objective import LearnerSettings
 
-LOCAL_RANK = "MAGICRL_LOCAL_RANK"
-"""Environment variable with a rank's number among the ranks of its machine that share its GPUs."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSettings:

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 from builders import SIZES, completion, request
+from local_ranks import LocalLauncher, LocalRanks
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group
-from magicrl.distributed.learner.launchers import LocalLauncher, LocalRanks, RankGroup
+from magicrl.distributed.learner.launchers import RankGroup
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.small_models import make_tokenizer
 from magicrl.records import (

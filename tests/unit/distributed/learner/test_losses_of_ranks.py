@@ -12,19 +12,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import local_ranks
 import psutil
 import pytest
 import torch
+from local_ranks import LocalLauncher, LocalRanks
 
 from magicrl.config.cluster_schema import ClusterTimeouts, LearnerPlacement
 from magicrl.config.model_schema import ModelConfig, OptimizerConfig
-from magicrl.distributed.learner import launchers
 from magicrl.distributed.learner.launchers import (
     Answer,
     Fault,
     LearnerLost,
-    LocalLauncher,
-    LocalRanks,
     answer_call,
     collect_values,
 )
@@ -203,7 +202,7 @@ sharding.save_file = held
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Return ranks that do not write into a folder with a file ``hold``."""
-    monkeypatch.setattr(launchers, "_CHILD", HELD + launchers._CHILD)
+    monkeypatch.setattr(local_ranks, "CHILD", HELD + local_ranks.CHILD)
     return Watched()
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+from local_ranks import LocalLauncher
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -19,7 +20,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.model_schema import LoraConfig, ModelConfig
-from magicrl.distributed.learner.launchers import LocalLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.models.adapters import LoraAdapters
