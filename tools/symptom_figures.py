@@ -12,7 +12,7 @@ from typing import Any
 
 from magicrl.records import StepMetrics
 from magicrl.reporting.charts import Chart, Series, Unit, draw
-from magicrl.training.health import findings_of
+from magicrl.training.health import HealthMonitor
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "tests" / "unit" / "training" / "recorded_health_runs.json"
@@ -53,7 +53,8 @@ def picture(rule: str) -> str:
         StepMetrics(step=step, stage=stage, values={key: values[i] for key, values in run["metrics"].items()})
         for i, (step, stage) in enumerate(zip(run["step"], run["stage"], strict=True))
     ]
-    spoke = next(finding["step"] for finding in findings_of(rows) if finding["rule"] == rule)
+    monitor = HealthMonitor()
+    spoke = next(finding["step"] for row in rows for finding in monitor.observe(row) if finding["rule"] == rule)
     title, unit, lines = FIGURES[rule]
     series = tuple(
         Series(

@@ -91,10 +91,11 @@ class ConvergenceTest:
 
     * A curve that still rises by 2 delta per H ends in at most 1 - confidence of runs, over all looks, for any
       ``sigma`` and rho up to 0.6. With shorter windows or stronger correlation this holds only for ``sigma`` up to
-      about twice ``noise_limit``, because rho is then hard to estimate.
-    * A flat curve ends within two windows in at least 90 % of runs for ``sigma`` up to ``noise_limit``, that is delta *
-      (2 window)^1.5 / (18 H) with H in observations, times sqrt((1 - rho) / (1 + rho)). With more noise the test needs
-      more windows.
+      about twice the limit of the next point, because rho is then hard to estimate.
+    * A flat curve ends within two windows in at least 90 % of runs for ``sigma`` up to delta * (2 window)^1.5 / (18 H)
+      with H in observations, times sqrt((1 - rho) / (1 + rho)). With more noise the test needs more windows. H = window
+      = 20 and delta = 0.02 allow 0.014: a validation of 1,200 responses at accuracy 0.5, or training accuracy averaged
+      over as many. At 128 responses per step (0.044) the window must be 43.
 
     Args:
         horizon: H, in training steps.
@@ -168,23 +169,6 @@ class ConvergenceTest:
         self._values = [float(v) for v in state["values"]]
         self._errors = [None if v is None else float(v) for v in state["standard_errors"]]
         self.converged = bool(state["converged"])
-
-
-def noise_limit(*, horizon: float, delta: float, window: int, correlation: float = 0.0) -> float:
-    """Return the largest noise of one observation at which a flat curve ends within two windows in 90 % of runs.
-
-    Solved for the window: a noisy curve needs (18 H sigma / delta)^(2/3) / 2 observations.
-
-    Args:
-        horizon: H, in observations.
-        delta: Gain for which the stage continues.
-        window: Observations.
-        correlation: Correlation rho of successive observations.
-
-    Example: H = window = 20 and delta = 0.02 allow 0.014: a validation of 1,200 responses at accuracy 0.5, or training
-    accuracy averaged over as many. At 128 responses per step (0.044) the window must be 43.
-    """
-    return delta * (2 * window) ** 1.5 / (18 * horizon) * math.sqrt((1 - correlation) / (1 + correlation))
 
 
 class TruncationRule:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
-
 from magicrl.commands.given import in_python, overrides_of, refuse_live_elsewhere
 from magicrl.commands.run_folder import Run, evaluation_rows, load_run
 from magicrl.config.given import Data, PathText, Recipe, Reward, Settings, given_recipe, path_text
@@ -340,12 +338,6 @@ def watched(made: Prepared, observer: AbstractContextManager[RunObserver]) -> Ge
         raise
 
 
-def display_of(config: TrainConfig, console: Console | None = None) -> LiveDisplay:
-    """Return the live display of a run of this recipe."""
-    steps = [stage.max_steps for stage in config.stages]
-    return LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps)
-
-
 def parts_of(config: TrainConfig, output: Path | None = None) -> AbstractContextManager[LocalParts | None]:
     """Return a context manager for the parts on other machines; its value is None for a recipe without ``[cluster]``.
 
@@ -364,8 +356,11 @@ def parts_of(config: TrainConfig, output: Path | None = None) -> AbstractContext
 
 
 def observed(config: TrainConfig, progress: Progress) -> AbstractContextManager[RunObserver]:
-    if isinstance(progress, bool):
-        return display_of(config) if progress else nullcontext(NullObserver())
+    if progress is False:
+        return nullcontext(NullObserver())
+    if progress is True:
+        steps = [stage.max_steps for stage in config.stages]
+        return LiveDisplay(title=config.run.name, max_steps=sum(steps), stage_steps=steps)
     if isinstance(progress, RunObserver) and not isinstance(progress, type):
         return nullcontext(progress)
     raise ValueError(

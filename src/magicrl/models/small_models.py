@@ -135,14 +135,13 @@ def make_byte_tokenizer(max_context: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int, seed: int = 0) -> Path:
+def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int) -> Path:
     """Write the model folder of a miniature. An existing one is replaced.
 
     Args:
         config: The real model's ``config.json``, of which ``model_type``, heads, key/value heads and tying are used.
         folder: The destination.
         max_context: Largest number of tokens of prompt and response together.
-        seed: Seed of the weights.
 
     Raises:
         ValueError: transformers does not know the architecture.
@@ -170,7 +169,7 @@ def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int,
         pad_token_id=tokenizer.pad_token_id,
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(small, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
     return save_policy(model.eval(), tokenizer, folder)
 

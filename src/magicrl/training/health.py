@@ -407,12 +407,6 @@ class HealthMonitor:
         self._quiet = dict(state["quiet"])
 
 
-def findings_of(series: Series) -> list[dict[str, Any]]:
-    """Return every finding of a recorded run, in order, as a monitor would have reported them."""
-    monitor = HealthMonitor()
-    return [finding for row in series for finding in monitor.observe(row)]
-
-
 BEFORE, LEAST, FAR = 10, 5, 5.0
 """Number of steps that a step is compared with; fewest of them; typical deviations of a notable step."""
 MOST_STEPS = 10

@@ -169,7 +169,6 @@ def run_training(
     *,
     resume: bool,
     parts: LocalParts | None = None,
-    ready: Ready | None = None,
 ) -> Path:
     """Run a recipe to its end and return the run folder.
 
@@ -179,7 +178,6 @@ def run_training(
         observer: Receives run events.
         resume: Continue the run in ``output`` from its last checkpoint, if there is one.
         parts: Creates the parts. Default: all in this process.
-        ready: Result of ``check_run`` for the same arguments. The run owns its initial model from here on.
 
     Raises:
         ValueError: A setting, a file or the data is unusable.
@@ -188,7 +186,7 @@ def run_training(
         Interrupted: Ctrl-C or SIGTERM. A step in progress was finished and is in a checkpoint.
     """
     # Checked before the folder is created, so that a refused run leaves nothing behind.
-    ready = ready or check_run(config, output, resume=resume)
+    ready = check_run(config, output, resume=resume)
     with (
         StopRequest().watching() as stop,
         open_session(config, output, observer, ready=ready, resume=resume, stop=stop, parts=parts) as session,

@@ -17,7 +17,7 @@ import pytest
 
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import ANY_JUDGING, Judging
-from magicrl.training.health import RULES, HealthMonitor, HealthRule, findings_of
+from magicrl.training.health import RULES, HealthMonitor, HealthRule
 
 Values = dict[str, float | int | str | None]
 Curve = Callable[[int], float]
@@ -108,6 +108,11 @@ def recorded(name: str) -> list[StepMetrics]:
         StepMetrics(step=step, stage=stage, values={key: column[i] for key, column in entry["metrics"].items()})
         for i, (step, stage) in enumerate(zip(entry["step"], entry["stage"], strict=True))
     ]
+
+
+def findings_of(rows: list[StepMetrics]) -> list[dict[str, Any]]:
+    monitor = HealthMonitor()
+    return [finding for row in rows for finding in monitor.observe(row)]
 
 
 def names(rows: list[StepMetrics]) -> list[str]:
