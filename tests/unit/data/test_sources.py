@@ -315,12 +315,16 @@ def test_double_ids_name_both_places(tmp_path: Path) -> None:
         ("x.csv", "problem,answer\n?,1\n?,1,2\n", r"x\.csv, line 3: the line has more or fewer cells than the 2"),
         ("x.csv", "problem,answer\n?\n", r"x\.csv, line 2: the line has more or fewer cells"),
         ("x.csv", 'problem,answer\n"?"z,1\n', r"x\.csv: broken CSV after line 1"),
+        ("x.csv", "problem,answer\n?,1\n\xe9?,2\n", r"x\.csv, line 3: not UTF-8 text; convert the file to UTF-8"),
+        ("x.json", '[{"problem": "?",\n"answer": "\xe9"}]', r"x\.json, line 2: not UTF-8 text"),
+        ("x.json", f'[{{"problem": "?", "answer": {"7" * 5000}}}]', r"x\.json: a number has more than 4300 digits"),
+        ("x.jsonl", "[" * 10**5, r"x\.jsonl, line 1: broken JSON \(brackets nested without end\)"),
         ("x.parquet", "text", r"x\.parquet: not a readable parquet file"),
         ("x.txt", "text", r"x\.txt: unknown kind of file '\.txt'; supported: \.jsonl, \.json, \.csv, \.parquet"),
     ],
 )
 def test_broken_files_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
-    (tmp_path / name).write_text(text)
+    (tmp_path / name).write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=message):
         load(tmp_path, name)
 

@@ -54,6 +54,9 @@ def test_shipped_pipelines_survive_being_written_out(path: Path, tmp_path: Path)
         ("sources.0.kind=gsm8", "sources.0: unknown kind 'gsm8'; did you mean 'gsm8k'?"),
         ("sources.0.limt=1", "unknown key sources.0.limt; did you mean 'limit'?"),
         ("steps.3.samples=1", "steps.3.samples: Input should be greater than or equal to 2 (got 1)"),
+        ("steps.3.sampler.gguf_package=a", "[steps.sampler] needs exactly one of: model, gguf_package"),
+        ("steps.0.use=mix", "mix is the last step, and there is one at most"),
+        ("sources.0.template=What?", "sources.0: template must hold {prompt}, got 'What?'"),
         ("sources.1.name=svamp", "two sources are called 'svamp'; give one of them another name"),
     ],
 )
@@ -128,6 +131,8 @@ def test_a_pipeline_stops_after_a_step_and_another_run_takes_the_rows_of_its_las
         return [(step["step"], sum(source["kept"] for source in step["sources"].values())) for step in steps]
 
     words = ["build", str(pipeline), "--output", str(output)]
+    with pytest.raises(RecipeError, match="--until judge: no such step; known: dedup, clean"):
+        data_app([*words, "--until", "judge"], result_action="return_value")
     assert data_app([*words, "--until", "dedup"], result_action="return_value") == 0
     assert counts(output) == [("import", 4), ("01-dedup", 3)]
     assert data_app(words, result_action="return_value") == 0

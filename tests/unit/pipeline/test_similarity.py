@@ -27,6 +27,7 @@ from magicrl.pipeline.texts import jaccard, shingles
         ("one, two thousand thirty-two and two hundred and fifty", "1, 2032 and 250"),
         ("2.5 million and a hundred", "2,500,000 and a 100"),
         ("half a dozen, a dozen, 7:00 a.m. and 11 PM", "6, 12, 7am and 11 p.m."),
+        ("two thirds of it, a quarter of it, 3-fifths and one half", "2/3 of it, 1/4 of it, 3/5 and half"),
         (r"The gcd of $5**3$ and 8, $\dotsb$", "The greatest common divisor of 5^3 and 8"),
         (
             "A non-negative two-digit number, 5 m^2, the $x$-axis",

@@ -190,11 +190,12 @@ def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, 
         ("r.csv", "problem,answer\n\n", "holds no records"),
         ("r.jsonl", '{"problem": "2 + 3?"}\n', "all 1 rows were dropped: 1 unreadable record (the first: "),
         ("r.jsonl", '{"problem": "2 + 3?", "answer": "5", "set": "b"}\n', "1 not asked for (the first: set is 'b')"),
+        ("r.jsonl", '{"problem": "2?", "answer": "5", "sets": "set"}\n', "no column 'set', which `only` names; it has"),
     ],
 )
 def test_a_source_without_a_usable_row_is_an_error(tmp_path: Path, run: Any, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
-    source = {"path": name} | ({"only": {"set": ["a"]}} if '"set"' in text else {})
+    source = {"path": name} | ({"only": {"set": ["a"]}} if 'set"' in text else {})
     # the second time the import is found unchanged
     for _ in range(2):
         with pytest.raises(ValueError, match="the source 'r'") as raised:
