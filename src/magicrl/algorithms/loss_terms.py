@@ -39,13 +39,11 @@ class LossOutputs:
     Attributes:
         loss: 0-d with gradient: the micro-batch's additive share of the mini-batch's loss.
         clipped: ``[tokens]`` bool.
-        ratio: ``[tokens]`` rho (of the response for sequence-level rows), without gradient.
         metrics: Sums that add up over micro-batches.
     """
 
     loss: Tensor
     clipped: Tensor
-    ratio: Tensor
     metrics: LossMetrics
 
 
@@ -111,7 +109,7 @@ def loss_terms(
     per_token = {"clipped": clipped, "ratio": ratio, "entropy": own.entropy, "kl": kl, "correction": corrected}
     per_token["teacher_kl"] = None if own.teacher_logprobs is None else own.old_logprobs - own.teacher_logprobs
     metrics = _measure(own, {"loss": loss, "policy_loss": policy_loss}, per_token, corrected_by=correction)
-    return LossOutputs(loss=loss, clipped=clipped, ratio=ratio.detach(), metrics=metrics)
+    return LossOutputs(loss=loss, clipped=clipped, metrics=metrics)
 
 
 def _loss_tokens_only(inputs: LossInputs) -> LossInputs:

@@ -70,7 +70,6 @@ class RankUpdate:
     version: int = 0  # number of updates made so far
     tokens: int = 0  # tokens of this rank's samples, including prompts
     seconds: float = 0.0  # wall-clock time, including waits for other ranks
-    cpu_seconds: float = 0.0  # CPU time of this rank's process
     peak_mb: float = 0.0  # peak memory so far in MiB: of the GPU, else of the process
 
 
@@ -158,7 +157,7 @@ class LearnerRank:
 
     def update(self, share: Share, controls: Controls) -> RankUpdate:
         """Compute this rank's part of one update. All ranks decide alike whether the update is kept."""
-        began, cpu_began = time.perf_counter(), time.process_time()
+        began = time.perf_counter()
 
         def accumulate(chosen: Sequence[int], scale: float) -> LossMetrics:
             # After a failure the optimizer looks for the culprit among subsets of the mini-batch's indices, which all
@@ -175,7 +174,6 @@ class LearnerRank:
             version=self._optimizer.steps,
             tokens=sum(len(sample) for sample in share.samples),
             seconds=time.perf_counter() - began,
-            cpu_seconds=time.process_time() - cpu_began,
             peak_mb=peak_mb(self._scorer.device),
         )
 
