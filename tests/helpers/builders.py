@@ -83,10 +83,15 @@ def completion(tokens: Tokens, **further: Any) -> Completion:
     return Completion(tokens=known, **given | further)
 
 
-def scored_group(*verdicts: Verdict, truncated: int = 0, draw: int = 0) -> ScoredGroup:
-    """Return a group with one response of one token per verdict. The last ``truncated`` of them are truncated."""
+def scored_group(
+    *verdicts: Verdict, truncated: int = 0, draw: int = 0, lengths: Sequence[int] | None = None
+) -> ScoredGroup:
+    """Return a group with one response per verdict, of one token or ``lengths``. The last ``truncated`` of them are
+    truncated.
+    """
     ends = [FinishReason.STOP] * (len(verdicts) - truncated) + [FinishReason.LENGTH] * truncated
-    completions = tuple(completion([2], finish_reason=end) for end in ends)
+    tokens = [[2] * length for length in lengths or [1] * len(verdicts)]
+    completions = tuple(completion(own, finish_reason=end) for own, end in zip(tokens, ends, strict=True))
     return score_group(RolloutGroup(request=request(draw, [1], size=len(ends)), completions=completions), verdicts)
 
 

@@ -33,7 +33,8 @@ class LossInputs(NamedTuple):
         policy_version: Version of the weights that sampled the token.
         policy_mask: bool, tokens that take part in the policy term. None means all. A token that it excludes stays in
             the entropy and KL terms and in every denominator.
-        ratio: rho, or the geometric mean over the response (``ratio_level``), with gradient. `loss_terms` computes it.
+        ratio: rho, or the geometric mean over the response (``ratio_level``), with gradient. `loss_terms` computes it,
+            and clamps its logarithm (`MAX_LOG_RATIO`).
         clip_low: eps_low.
         clip_high: eps_high.
         cap: The recipe's ``correction_cap``.

@@ -100,7 +100,8 @@ class BenchmarkSource:
 
 
 FILTERS = ("limit", "limit_seed")
-"""Options that leave out problems. They are in the record of a job and compared between evaluations."""
+"""Options that leave out problems (`_read_all`). They are in the record of a job, and ``eval --run`` compares them with
+those of earlier evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,6 +220,11 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
 
 def _read_all(asked: BenchmarkSource, options: EvaluationOptions, window: Window) -> tuple[list[Read], list[str]]:
     if asked.task is not None:
+        if options.limit_seed is not None:
+            raise ValueError(
+                f"benchmark {asked.name}: limit_seed = {options.limit_seed} draws from a file, and a task of "
+                "reasoning_gym generates its problems; leave it out"
+            )
         problems = gym_problems(asked.task, options.limit, stem=asked.name)
         return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], []
     found: list[Read] = []

@@ -249,7 +249,7 @@ def clip_never_acts(series: Series) -> str | None:
     # With one update the ratio is exactly 1 and nothing can be clipped.
     if not clipped or any(clipped) or not sgd_steps or sgd_steps[0] <= 1:
         return None
-    # A loss without a clip (pg, sapo) reports no clipped token however far the policy moves.
+    # A loss without a clip reports no clipped token however far the policy moves.
     if max(last(series, 4 * RECENT, LARGEST_RATIO), default=1.0) > 1.2:
         return None
     return f"no token clipped in {len(clipped)} training steps of {sgd_steps[0]:.0f} updates each"

@@ -380,6 +380,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     # too few validations to end a stage: the training accuracy of every step would suffice
     "pg": {
+        **OWN_CLIPS,  # this loss has none, and refuses others
         "algorithm.loss": "pg",
         "algorithm.refill_rounds": 1,
         "evaluation.every": 2,

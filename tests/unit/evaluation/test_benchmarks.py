@@ -347,6 +347,8 @@ def test_without_the_extra_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # simulates a missing installation
     asked = parse_asked("reasoning_gym/leg_counting")
     assert asked.name == "reasoning_gym-leg_counting"
+    with pytest.raises(ValueError, match="limit_seed = 3 draws from a file, and a task of reasoning_gym generates"):
+        load_benchmark(asked, arguments(limit=2, limit_seed=3))
     with pytest.raises(RecipeError, match=r"pip install 'magicrl\[gym\]'"):
         load_benchmark(asked, arguments())
 
