@@ -248,8 +248,14 @@ def decides_of(benchmark: LoadedBenchmark, options: EvaluationOptions, max_token
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,
         "problems": {"count": len(benchmark.problems), "sha256": problems_fingerprint(benchmark.problems)},
-        # the user's seed, from which each benchmark's is derived
-        "sampling": {"top_p": 1.0, **asdict(replace(options.sampling, max_tokens=max_tokens))},
+        # named one by one, so that an option of training is no difference between evaluations; the seed is the user's,
+        # from which each benchmark's is derived
+        "sampling": {
+            "top_p": 1.0,
+            "temperature": options.sampling.temperature,
+            "max_tokens": max_tokens,
+            "seed": options.sampling.seed,
+        },
         "judging": {**asdict(options.judging), "time_limit": options.time_limit},
     }
     judge = options.judge_settings

@@ -85,7 +85,7 @@ def engine_options(
         "override_generation_config": {tuning: bool(described[tuning])} if tuning in described else {},
         # Evaluations and weight checks come before the requests in flight.
         "scheduling_policy": "priority",
-        # Tokens in, tokens out.
+        # Tokens in, tokens out. vLLM then ignores `bad_words`, whose texts it cannot encode.
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
