@@ -12,7 +12,7 @@ import math
 
 from scipy.special import lambertw
 
-from magicrl.algorithms.losses import LossInputs, LossRow, Surrogate, clipped_ratio
+from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, clipped_ratio
 
 
 def upper_end(clip_low: float) -> float:
@@ -27,7 +27,7 @@ def upper_end(clip_low: float) -> float:
     return float(-lambertw(-math.exp(-1 - delta), -1).real) - 1
 
 
-def surrogate(s: LossInputs) -> Surrogate:
+def surrogate(s: SurrogateInputs) -> Surrogate:
     """Compute min(rho A, clip(rho) A) with the ends of the region."""
     return clipped_ratio(s._replace(clip_high=upper_end(s.clip_low)))
 

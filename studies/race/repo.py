@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from magicrl.algorithms.entropy import ControllerSettings
-from magicrl.algorithms.losses import LossInputs, LossRow, Surrogate, clipped_ratio
+from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, clipped_ratio
 
 SMALLEST = 0.001
 
@@ -64,7 +64,7 @@ def rescaled(advantages: Tensor, logprobs: Tensor, zeta: float) -> Tensor:
     return advantages * factor.clamp(min=0)
 
 
-def surrogate(s: LossInputs) -> Surrogate:
+def surrogate(s: SurrogateInputs) -> Surrogate:
     """Compute PPO's clip on the rescaled advantages."""
     return clipped_ratio(s._replace(advantages=rescaled(s.advantages, s.logprobs.detach(), s.coefficients["zeta"])))
 

@@ -41,7 +41,8 @@ from magicrl.registry import BUILTINS, resolve
 
 SurrogateInputs = LossInputs
 CorrectionInputs = LossInputs
-"""Earlier names of `LossInputs`, which custom parts may still import."""
+"""Earlier names of `LossInputs`, which custom parts may still import; results of studies are kept under the content of
+their files."""
 
 
 class Surrogate(NamedTuple):

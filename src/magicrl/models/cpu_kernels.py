@@ -424,7 +424,7 @@ class DecodeKernel:
         return out
 
 
-def attend_exactly(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+def attend_in_blocks(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     """Attend causally with the bits that `DecodeKernel` has for each token.
 
     Args:

@@ -116,7 +116,7 @@ class _ExactAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         ctx.scaling = scaling
         if cpu_kernels.has_both(query.dtype, query.device, query.shape[3]):
-            out, log_sums = cpu_kernels.attend_exactly(query, key, value, scaling)
+            out, log_sums = cpu_kernels.attend_in_blocks(query, key, value, scaling)
             ctx.save_for_backward(query, key, value, out, log_sums)
             return out
         width, heads, kv_heads = query.shape[1], query.shape[2], key.shape[2]

@@ -139,8 +139,7 @@ def test_the_runs_process_holds_weights_only_where_it_trains_itself(
         assert getattr(policy, fact) == getattr(whole, fact)
 
 
-@pytest.mark.parametrize("mode", ["none", "monitor"])
-@pytest.mark.parametrize("other", [None, "another"])
+@pytest.mark.parametrize(("mode", "other"), [("none", None), ("monitor", None), ("monitor", "another")])
 def test_the_reference_is_held_by_the_ranks(
     parts: Callable[..., ClusterParts],
     make_recipe: Any,

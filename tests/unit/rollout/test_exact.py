@@ -142,7 +142,7 @@ def test_a_kernel_attends_where_there_are_kernels(
     exact: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = list[str]()
-    for owner, name in ((cpu_kernels.DecodeKernel, "__call__"), (cpu_kernels, "attend_exactly")):
+    for owner, name in ((cpu_kernels.DecodeKernel, "__call__"), (cpu_kernels, "attend_in_blocks")):
         original: Any = getattr(owner, name)
 
         def attend(*given: Any, original: Any = original, name: str = name) -> Any:
@@ -153,7 +153,7 @@ def test_a_kernel_attends_where_there_are_kernels(
     engine = engine_of(model_of("llama-one-head", dtype, 0), 4, exact=exact)
     engine.submit([request(0, [5, 7, 9], size=2)])
     assert list(engine.finished())
-    expected = {"__call__", "attend_exactly"} if exact else {"__call__"}
+    expected = {"__call__", "attend_in_blocks"} if exact else {"__call__"}
     assert set(asked) == (expected if cpu_kernels.missing() is None else set())
 
 
