@@ -119,7 +119,7 @@ KILLED_WHILE_WRITING = """
 import os, signal, sys, threading
 from pathlib import Path
 
-sys.path.insert(0, sys.argv[3])
+sys.path[:0] = sys.argv[4:]
 from test_interruptions import on_ranks
 from magicrl.config.loader import load_train_recipe
 from magicrl.training import checkpoint
@@ -146,7 +146,7 @@ class Kills(NullObserver):
 
 checkpoint.save_file = stuck
 config = load_train_recipe(Path(sys.argv[1]))
-parts = on_ranks(config) if sys.argv[4] == "ranks" else None
+parts = on_ranks(config) if sys.argv[3] == "ranks" else None
 run_training(config, Path(sys.argv[2]), Kills(), resume=False, parts=parts)
 """
 
@@ -183,7 +183,8 @@ def test_killed_while_a_checkpoint_is_written_the_run_goes_on_from_the_one_befor
 
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     run_training(config, whole, NullObserver(), resume=False, parts=parts())
-    command = [sys.executable, "-c", KILLED_WHILE_WRITING, toy_recipe, killed, Path(__file__).parent, learner]
+    folders = Path(__file__).parent, Path(__file__).parents[2] / "helpers"
+    command = [sys.executable, "-c", KILLED_WHILE_WRITING, toy_recipe, killed, learner, *folders]
     ended = subprocess.run(command, timeout=PATIENCE, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert steps_of(killed) == [1, 2, 3, 4, 5]
