@@ -5,9 +5,9 @@ soft cap (Gemma 2) is ``cap * tanh(score / cap)``. A sink (gpt-oss) is one more 
 softmax and has no value. transformers passes them as arguments of its attention interface and in the masks that it
 builds.
 
-`VarlenRow` calls torch's variable-length flash kernel on CUDA, `cpu_rows.CpuRow` magicrl's own kernels. In
-both, queries and keys stay in the row, a prompt's keys are read by all of its responses, and there is no padding and no
-mask. A sequence may have fewer queries than keys, and they are then those of its last keys.
+`VarlenRow` calls torch's variable-length flash kernel on CUDA, `magicrl.models.cpu_rows.CpuRow` magicrl's own kernels.
+In both, queries and keys stay in the row, a prompt's keys are read by all of its responses, and there is no padding and
+no mask. A sequence may have fewer queries than keys, and they are then those of its last keys.
 """
 
 from __future__ import annotations

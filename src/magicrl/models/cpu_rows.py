@@ -37,8 +37,9 @@ class CpuRow:
         ]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """Attend as `magicrl.models.packing.AttentionContext` does. Only for layers that
-        `magicrl.models.attention.supports_row` accepts."""
+        """Attend as `magicrl.models.packing.AttentionContext` does, for layers that
+        `magicrl.models.attention.supports_row` accepts.
+        """
         # [1, heads, tokens, dim] -> [tokens, heads, dim], a view
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
         out, _ = attend_row(q, k, v, *self.tables, scaling)
