@@ -6,7 +6,8 @@ passes of an update over all weights. Those of decoding, norms, gates and rotary
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
 compiler or the instructions, torch computes these parts with other rounding, and the log and ``magicrl doctor`` say so.
-Matrix products are always torch's. Their fastest precision is measured (`bfloat16_speeds`).
+Matrix products are torch's, except those of decoding in bfloat16 on processors without AMX. Their fastest precision is
+measured (`bfloat16_speeds`).
 """
 
 from __future__ import annotations
@@ -163,8 +164,10 @@ def _found() -> ctypes.CDLL | str:
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
         "gated": "tpppiiit",
         "gated_backward": "tppppppit",
+        "multiply_packed": "pppppiiit",
         "normalise": "tpppiift",
         "normalise_backward": "tpppppiiift",
+        "pack_weight": "ppiit",
         "rotate": "tpipippiiit",
         "softmax_pull": "pffpppppiit",
         "softmax_sums": "ppppipiiit",
@@ -176,13 +179,21 @@ def _found() -> ctypes.CDLL | str:
     return found
 
 
+@functools.cache
+def _processor_flags() -> frozenset[str]:
+    return frozenset(Path("/proc/cpuinfo").read_text(errors="replace").split())
+
+
+def _has_tiles() -> bool:
+    return _processor_flags() >= _TILES.keys()
+
+
 def _loaded() -> ctypes.CDLL:
     """Load the kernels. Raises ``OSError``, ``RuntimeError`` or ``SubprocessError`` if that is impossible."""
-    flags = set(Path("/proc/cpuinfo").read_text(errors="replace").split())
-    lacking = [name for name in _FEATURES if name not in flags]
+    lacking = [name for name in _FEATURES if name not in _processor_flags()]
     if lacking:
         raise RuntimeError(f"the processor lacks {', '.join(lacking)}")
-    options = _FLAGS + tuple(_TILES.values() if flags >= _TILES.keys() else ())
+    options = _FLAGS + tuple(_TILES.values() if _has_tiles() else ())
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "magicrl" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -280,6 +291,47 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> No
         _wide(x), out.data_ptr(), out.stride(0), x.data_ptr(), x.stride(0), cos.data_ptr(), sin.data_ptr(), rows,
         heads, dim, torch.get_num_threads(),
     )  # fmt: skip
+
+
+def packs(weight: Tensor) -> bool:
+    """Return whether `multiply` serves a linear layer's ``weight``, ``[columns, width]``."""
+    # Not measured with AMX, where torch's products use it.
+    return has_kernels(weight.dtype, weight.device, weight.shape[1]) and not _has_tiles()
+
+
+def packed_weight(weight: Tensor) -> Tensor:
+    """Return a copy of ``weight``, ``[columns, width]``, as `multiply` reads it: ``[blocks, width / 2, 32, 2]``.
+
+    A block has 32 columns, as pairs of neighbours. The last block is filled with zeros.
+    """
+    weight = weight.contiguous()
+    columns, width = weight.shape
+    found = weight.new_empty(-(-columns // _VECTOR), width // 2, _VECTOR, 2)
+    kernels().pack_weight(found.data_ptr(), weight.data_ptr(), columns, width // 2, torch.get_num_threads())
+    return found
+
+
+def multiply(
+    x: Tensor, packed: Tensor, columns: int, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
+    """Return ``x`` times the transposed weight, plus ``bias`` and ``residual``, summed in float32 and rounded once.
+
+    Args:
+        x: bfloat16 ``[rows, width]``.
+        packed: The weight, by `packed_weight`.
+        columns: Rows that the weight had before.
+        bias: ``[columns]``.
+        residual: ``[rows, columns]``.
+
+    Returns:
+        ``[rows, columns]``. The bits of a row don't depend on the other rows.
+    """
+    given = (x.contiguous(), packed, bias, None if residual is None else residual.contiguous())
+    rows = len(x)
+    out = x.new_empty(rows, columns)
+    addresses = (y if y is None else y.data_ptr() for y in (out, *given))
+    kernels().multiply_packed(*addresses, rows, x.shape[1] // 2, columns, torch.get_num_threads())
+    return out
 
 
 def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from magicrl.models.attention import EXACT, PLAIN
-from magicrl.models.cpu_kernels import LANES, gated, has_both, normalised, rotate
+from magicrl.models.cpu_kernels import LANES, gated, has_both, multiply, normalised, packed_weight, packs, rotate
+from magicrl.models.exact import ExactLinear
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import is_silu, rms_norm, signed
@@ -63,19 +64,24 @@ class JoinedLinear:
     """Linear layers with the same input as one product.
 
     If the weight is used unchanged, the layers' parameters become views of the joint weight, which takes no memory and
-    is never outdated. If it is packed, it is a copy, made again after a parameter has changed. With ``float32`` the
-    product is float32 for any input, on a CPU also with a copy of the weight.
+    is never outdated. If it is packed, for magicrl's kernel or for oneDNN, it is a copy, made again after a parameter
+    has changed. With ``exact`` the product has the bits of the layers' own. With ``float32`` it is float32 for any
+    input, on a CPU also with a copy of the weight.
     """
 
-    def __init__(self, layers: Sequence[nn.Linear], *, float32: bool = False) -> None:
+    def __init__(self, layers: Sequence[nn.Linear], *, exact: bool = False, float32: bool = False) -> None:
         self._sources = [layer.weight for layer in layers]
         biases = [cast("nn.Parameter | None", layer.bias) for layer in layers]
         given = [bias for bias in biases if bias is not None]
         assert len(given) in (0, len(layers)), "biases of all layers or of none"
         first = self._sources[0]
+        self._exact = exact
         self._float32 = float32 and first.dtype.itemsize < torch.float32.itemsize
-        self._packs = not self._float32 and packs_weights(first)
-        self._copies = self._packs or (self._float32 and not first.is_cuda)
+        served = all(type(layer) is ExactLinear if exact else packs(layer.weight) for layer in layers)
+        self._multiplies = served and not self._float32
+        self._columns = sum(len(source) for source in self._sources)
+        self._packs = not (self._float32 or self._multiplies) and packs_weights(first)
+        self._copies = self._multiplies or self._packs or (self._float32 and not first.is_cuda)
         self._bias = _joined(given) if given else None
         self._weight = first if self._copies else _joined(self._sources)
         self.version = -1
@@ -92,11 +98,14 @@ class JoinedLinear:
         version = sum(source._version for source in self._sources)  # torch counts in-place writes
         if version != self.version:
             whole = self._sources[0] if len(self._sources) == 1 else torch.cat(self._sources)
-            copied = torch.ops.mkldnn._reorder_linear_weight if self._packs else Tensor.float
+            packed = packed_weight if self._multiplies else torch.ops.mkldnn._reorder_linear_weight
+            copied = Tensor.float if self._float32 else packed
             self._weight = copied(whole.detach())
             self.version = version
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self._multiplies:
+            return multiply(x, self._weight, self._columns, self._bias)
         if self._packs:
             return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         if self._float32:
@@ -104,13 +113,15 @@ class JoinedLinear:
             return logits if self._bias is None else logits + self._bias
         return F.linear(x, self._weight, self._bias)
 
-    def added(self, x: Tensor, residual: Tensor, *, exact: bool = False) -> Tensor:
-        """Return ``residual`` plus the product, rounded once if the weight is packed and ``exact`` is not set."""
-        if exact:
+    def added(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Return ``residual`` plus the product, rounded once if the weight is packed and the product is not exact."""
+        if self._exact:
             return residual + self(x)
+        if self._multiplies:
+            return multiply(x, self._weight, self._columns, self._bias, residual)
         if self._packs:
             return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
-        return residual + F.linear(x, self._weight, self._bias)
+        return residual + self(x)
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
@@ -140,10 +151,12 @@ class _Layer:
         self.index = cast(int, attention.layer_idx)
         self.scaling = cast(float, attention.scaling)
         self.head_dim = cast(int, attention.head_dim)
-        self.qkv = JoinedLinear([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = JoinedLinear([attention.o_proj])
-        self.gate_up = JoinedLinear([mlp.gate_proj, mlp.up_proj])
-        self.down = JoinedLinear([mlp.down_proj])
+        self.rules = EXACT if getattr(attention, "exact", False) else PLAIN
+        exact = self.rules.exact
+        self.qkv = JoinedLinear([attention.q_proj, attention.k_proj, attention.v_proj], exact=exact)
+        self.out = JoinedLinear([attention.o_proj], exact=exact)
+        self.gate_up = JoinedLinear([mlp.gate_proj, mlp.up_proj], exact=exact)
+        self.down = JoinedLinear([mlp.down_proj], exact=exact)
         self.queries, self.keys = (len(p.weight) // self.head_dim for p in (attention.q_proj, attention.k_proj))
         self.before_attention, self.before_mlp = norm(layer.input_layernorm), norm(layer.post_attention_layernorm)
         self.query_norm, self.key_norm = (
@@ -155,7 +168,6 @@ class _Layer:
         self._rotates = has_both(weight.dtype, weight.device, self.head_dim)
         gates = has_both(weight.dtype, weight.device, len(mlp.gate_proj.weight), LANES)
         self._gates = gates and is_silu(mlp.act_fn)
-        self.rules = EXACT if getattr(attention, "exact", False) else PLAIN
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
@@ -179,11 +191,11 @@ class _Layer:
         query, key = rotated.split([self.queries, self.keys], dim=1)
         query, key, value = (t.transpose(0, 1)[None] for t in (query, key, value))
         seen = context.attend(self.index, query, key, value, self.scaling, self.rules)
-        x = self.out.added(seen[0].flatten(1), x, exact=self.rules.exact)
+        x = self.out.added(seen[0].flatten(1), x)
         both = self.gate_up(self.before_mlp(x))
         gate, up = both.chunk(2, dim=-1)
         product = gated(gate, up) if self._gates else self.activation(gate) * up
-        return self.down.added(product, x, exact=self.rules.exact)
+        return self.down.added(product, x)
 
 
 class FusedDecoder:
@@ -208,7 +220,7 @@ class FusedDecoder:
         self._layers = [_Layer(layer, norm) for layer in self._base.layers]
         self._norm = norm(self._base.norm)
         self.float32_head = Float32Head.serves(model)
-        self._head = JoinedLinear([model.get_output_embeddings()], float32=self.float32_head)
+        self._head = JoinedLinear([model.get_output_embeddings()], exact=exact, float32=self.float32_head)
         self.products = [p for layer in self._layers for p in layer.products] + [self._head]
         """Products in the order of the forward pass. The last is the head."""
 
@@ -248,13 +260,13 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linear = (*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
         # Not `isinstance`, because a quantised layer or one with an adapter may be a subclass.
-        if any(type(module) is not nn.Linear for module in linear):
+        if any(type(module) not in (nn.Linear, ExactLinear) for module in linear):
             return None
         # Mistral reads the window from the config. The config of Qwen may have a value that its layers do not use.
         window = getattr(attention, "sliding_window", model.config.sliding_window if mistral else None)
         if window is not None:
             return None
-    if type(model.get_output_embeddings()) is not nn.Linear:
+    if type(model.get_output_embeddings()) not in (nn.Linear, ExactLinear):
         return None
     probe = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
     # An embedding that rotates only a part of each head is narrower than the head.

@@ -1,13 +1,14 @@
 """Arithmetic whose bits do not depend on what else is computed: ``model.exact`` (docs/guides/runs.md#exact-mode).
 
 A number may differ between sampler and learner for four reasons, and this module removes each one. Products of few rows
-use other kernels, so rows are padded to a multiple of `ROWS`. Attention adds over as many keys as a batch happens to
+use other kernels of torch, so rows are padded to a multiple of `ROWS`, or all products are magicrl's (`ExactLinear`).
+Attention adds over as many keys as a batch happens to
 have, so it adds over blocks of `BLOCK` keys here, counted from the start of each sequence and in order: by one kernel
 on both sides where there are `cpu_kernels`, else by torch. Functions such as torch's SiLU compute the last values of a
 tensor differently from the others, so `silu` consists of operations that do not. The sum of a single row is spread over
 threads, which `row_sums` avoids.
 
-torch does not guarantee these properties of its kernels. `use_exact` measures them, on the model's own weights.
+torch does not guarantee these properties of its kernels. `use_exact` measures them, with the model's own shapes.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from magicrl.models import cpu_kernels
 from magicrl.models.cpu_rows import CpuRow, attend_row_backward
 
 ROWS = 16
-"""Rows of a product are padded to a multiple of this."""
+"""Rows of torch's products are padded to a multiple of this."""
 BLOCK = 64
 """Number of keys of a block."""
 _FEW, _SMALL = 4, 4096
@@ -37,9 +38,9 @@ def rounded_up(count: int, step: int) -> int:
     return -(-count // step) * step
 
 
-def filled_rows(x: Tensor) -> Tensor:
-    """Return ``[n, ...]`` padded with rows of zeros to a multiple of `ROWS`."""
-    missing = -len(x) % ROWS
+def filled_rows(x: Tensor, step: int = ROWS) -> Tensor:
+    """Return ``[n, ...]`` padded with rows of zeros to a multiple of ``step``."""
+    missing = -len(x) % step
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
 
@@ -217,6 +218,34 @@ class FilledContext:
         return F.pad(found, (0, 0, 0, 0, 0, missing)) if missing else found
 
 
+def exact_product(x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``x``, ``[..., d]``, times the transposed ``weight``, by magicrl's kernel. It has no gradient."""
+    return cpu_kernels.multiply(x.flatten(0, -2), cpu_kernels.packed_weight(weight), len(weight)).unflatten(
+        0, x.shape[:-1]
+    )
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return exact_product(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        (grad,) = grads
+        grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        return grad @ weight if ctx.needs_input_grad[0] else None, grad_weight
+
+
+class ExactLinear(nn.Linear):
+    """A linear layer without a bias by magicrl's kernel, in which a row's bits don't depend on the others."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return cast(Tensor, _Product.apply(input, self.weight))
+
+
 class ExactSiLU(nn.Module):
     """`silu` as an activation of transformers."""
 
@@ -232,6 +261,12 @@ def use_exact(model: Any) -> None:
             number of rows.
     """
     check_exact(model)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    multiplies = all(cpu_kernels.packs(module.weight) for module in linear)
+    if multiplies:
+        for module in linear:
+            module.__class__ = ExactLinear
+    model.exact_rows = 1 if multiplies else ROWS
     for layer in model.get_decoder().layers:
         layer.self_attn.exact = True
         layer.mlp.act_fn = ExactSiLU()
@@ -265,7 +300,7 @@ def check_exact(model: Any) -> None:
 def _measure(model: Any) -> None:
     """Compare few rows with the same rows among many, for each weight shape of this model, and test the functions."""
     generator = torch.Generator().manual_seed(0)
-    shapes = {tuple(m.weight.shape) for m in model.modules() if isinstance(m, nn.Linear)}
+    shapes = {tuple(m.weight.shape) for m in model.modules() if type(m) is nn.Linear}
     wrong = [f"a product with a weight of {shape}" for shape in shapes if not _even(shape, model.dtype, generator)]
     dim = cast(int, model.get_decoder().layers[0].self_attn.head_dim)
     if not _even_attention(dim, model.dtype, generator):

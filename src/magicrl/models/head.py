@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from magicrl.models import cpu_kernels
-from magicrl.models.exact import filled_rows, row_sums
+from magicrl.models.exact import exact_product, filled_rows, row_sums
 
 Backend = Literal["auto", "torch", "triton"]
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
@@ -222,8 +222,12 @@ class TorchHead:
         inputs = self._inputs
         if inputs.options.float32:
             return float32_product(inputs.hidden[rows], inputs.weight[words])
-        hidden = inputs.hidden[rows]
-        return ((filled_rows(hidden) if inputs.options.exact else hidden) @ inputs.weight[words].T)[: len(hidden)]
+        hidden, weight = inputs.hidden[rows], inputs.weight[words]
+        if not inputs.options.exact:
+            return hidden @ weight.T
+        if cpu_kernels.packs(weight):
+            return exact_product(hidden, weight)
+        return (filled_rows(hidden) @ weight.T)[: len(hidden)]
 
     def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Yield blocks of a product: their rows, the block of ``product``, its logits and a spare buffer.

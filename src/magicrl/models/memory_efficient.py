@@ -28,6 +28,7 @@ from magicrl.models.cpu_kernels import (
     rotate,
     serves_both,
 )
+from magicrl.models.exact import ExactLinear, exact_product
 
 _PROBED_ROWS, _PROBED_HEAD = 3, 64
 _WIDENED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -76,17 +77,28 @@ class _Norm(torch.autograd.Function):
         return grad.sub_(normed.mul_(along)).mul_(factor).to(x.dtype), grad_weight, None, None
 
 
-def gated_linear(gate: Tensor, up: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return ``activation(gate) * up``, and with a weight its product ``[..., f] @ [d, f]^T``. It saves ``gate`` and
-    ``up`` only.
+def gated_linear(
+    gate: Tensor,
+    up: Tensor,
+    weight: Tensor | None,
+    activation: Callable[[Tensor], Tensor],
+    linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
+) -> Tensor:
+    """Return ``activation(gate) * up``, and with a weight its product ``[..., f] @ [d, f]^T`` by ``linear``. It saves
+    ``gate`` and ``up`` only.
     """
-    return cast(Tensor, _Gated.apply(gate, up, weight, activation))
+    return cast(Tensor, _Gated.apply(gate, up, weight, activation, linear))
 
 
 class _Gated(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]
+        ctx: Any,
+        gate: Tensor,
+        up: Tensor,
+        weight: Tensor | None,
+        activation: Callable[[Tensor], Tensor],
+        linear: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
@@ -95,7 +107,7 @@ class _Gated(torch.autograd.Function):
             product = gated(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape)
         else:
             product = activation(gate) * up
-        return product if weight is None else F.linear(product, weight)
+        return product if weight is None else linear(product, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -103,10 +115,10 @@ class _Gated(torch.autograd.Function):
         (grad,) = grads
         if weight is None:
             _, grad_gate, grad_up = _gated_backward(ctx, grad, gate, up)
-            return grad_gate, grad_up, None, None
+            return grad_gate, grad_up, None, None, None
         product, grad_gate, grad_up = _gated_backward(ctx, grad @ weight, gate, up)
         grad_weight = grad.flatten(0, -2).T @ product.flatten(0, -2) if ctx.needs_input_grad[2] else None
-        return grad_gate, grad_up, grad_weight, None
+        return grad_gate, grad_up, grad_weight, None, None
 
 
 def _gated_backward(ctx: Any, grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -295,6 +307,8 @@ class _EfficientGated:
         # An adapter instead of the layer, or a bias, requires a call of the layer.
         if type(down) is nn.Linear and cast("Tensor | None", down.bias) is None:
             return gated_linear(gate, up, down.weight, module.act_fn)
+        if type(down) is ExactLinear:
+            return gated_linear(gate, up, down.weight, module.act_fn, exact_product)
         return down(gated_linear(gate, up, None, module.act_fn))
 
 

@@ -344,7 +344,8 @@ class PolicyScorer:
         tokens = input_ids.shape[1]
         self._set_checkpointing(tokens)
         if self._settings.exact:
-            input_ids, position_ids = (filled_rows(x[0])[None] for x in (input_ids, position_ids))
+            step = cast(int, self.model.exact_rows)
+            input_ids, position_ids = (filled_rows(x[0], step)[None] for x in (input_ids, position_ids))
             context = FilledContext(context, tokens)
         return self._decoded(input_ids=input_ids, position_ids=position_ids, context=context)[:tokens]
 

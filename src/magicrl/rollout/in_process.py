@@ -440,8 +440,10 @@ class InProcessEngine(SchedulingEngine):
         kept = None if keep is None else torch.from_numpy(keep).to(self._device)
         if self._exact:
             assert self._fused is not None, "a known architecture"
-            count, kept = len(ids) if kept is None else len(kept), None if kept is None else filled_rows(kept)
-            return self._fused(filled_rows(ids), filled_rows(places), FilledContext(context, len(ids)), kept)[:count]
+            step, count = self._model.exact_rows, len(ids) if kept is None else len(kept)
+            filled_ids, filled_places = filled_rows(ids, step), filled_rows(places, step)
+            filled_kept = None if kept is None else filled_rows(kept, step)
+            return self._fused(filled_ids, filled_places, FilledContext(context, len(ids)), filled_kept)[:count]
         if self._fused is not None:
             return self._fused(ids, places, context, kept)
         options = {} if kept is None else {"logits_to_keep": kept}

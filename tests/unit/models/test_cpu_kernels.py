@@ -320,6 +320,54 @@ def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
     torch.testing.assert_close(found.double(), 0.3 * expected, rtol=2**-7, atol=1e-6)
 
 
+multiplied = pytest.mark.skipif(
+    cpu_kernels.missing() is not None or cpu_kernels._has_tiles(), reason="torch multiplies on this processor"
+)
+
+
+@multiplied
+@pytest.mark.parametrize("rows", [1, 5, 12, 13, 31])
+def test_products_are_rounded_once(rows: int) -> None:
+    shapes = ((rows, 96), (150, 96), (150,), (rows, 150))  # the last block of columns is not full
+    x, weight, bias, residual = (torch.randn(*n).to(BF16) for n in shapes)
+    packed = cpu_kernels.packed_weight(weight)
+    plain = x.double() @ weight.double().T
+    for given, expected in (((), plain), ((bias,), plain + bias), ((bias, residual), plain + bias + residual)):
+        found = cpu_kernels.multiply(x, packed, 150, *given)
+        assert found.dtype == BF16
+        torch.testing.assert_close(found.double(), expected, rtol=2**-8, atol=1e-4)
+    spread = torch.stack((x, x), dim=2)[..., 0]  # numbers of a row do not follow each other
+    assert torch.equal(cpu_kernels.multiply(spread, packed, 150), cpu_kernels.multiply(x, packed, 150))
+
+
+@multiplied
+def test_a_products_rows_are_their_own() -> None:
+    """Check that the other rows and the number of threads change no bit. Halves cancel, so that rounding shows."""
+    half, columns = torch.randn(40, 48), torch.randn(64, 48)
+    x, weight = torch.cat((half, half), dim=1).to(BF16), torch.cat((columns, -columns), dim=1).to(BF16)
+    packed = cpu_kernels.packed_weight(weight)
+    whole = cpu_kernels.multiply(x, packed, 64)
+    assert whole.count_nonzero()
+    for rows in range(1, 37):
+        assert torch.equal(cpu_kernels.multiply(x[3:][:rows], packed, 64), whole[3:][:rows])
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(cpu_kernels.packed_weight(weight), packed)
+        assert torch.equal(cpu_kernels.multiply(x, packed, 64), whole)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@served
+def test_weights_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_kernels, "_has_tiles", lambda: False)
+    served, narrow = (torch.zeros(60, width, dtype=BF16) for width in (96, 80))
+    assert [cpu_kernels.packs(weight) for weight in (served, narrow, served.float())] == [True, False, False]
+    monkeypatch.setattr(cpu_kernels, "_has_tiles", lambda: True)
+    assert not cpu_kernels.packs(served)
+
+
 def test_other_tensors_are_not_served() -> None:
     assert not cpu_kernels.has_kernels(torch.float32, CPU, 64)
     assert not cpu_kernels.has_both(torch.float64, CPU, 64)

@@ -101,6 +101,40 @@ def test_kernels_serve_a_model_in_float32_too(exact: bool, monkeypatch: pytest.M
     assert [spy.call_count for spy in spies.values()] == [2 * layers + 1, layers, layers]
 
 
+WIDE = SIZES | {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 64}
+multiplied = pytest.mark.skipif(
+    cpu_kernels.missing() is not None or cpu_kernels._has_tiles(), reason="torch multiplies on this processor"
+)
+
+
+@multiplied
+@pytest.mark.parametrize("exact", [False, True])
+def test_bfloat16_products_are_magicrls(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    spy = Mock(wraps=cpu_kernels.multiply)
+    monkeypatch.setattr(decoding, "multiply", spy)
+    model = made(LlamaConfig(**WIDE), torch.bfloat16)
+    if exact:
+        use_exact(model)
+    found, expected = both(model, fused_decoder(model))
+    assert spy.call_count == 4 * model.config.num_hidden_layers + 1
+    assert float((found - expected).abs().mean()) < 0.02 * float(expected.abs().max())
+
+
+@multiplied
+def test_a_product_that_is_magicrls_follows_its_weights() -> None:
+    layers = [torch.nn.Linear(64, 32, dtype=torch.bfloat16) for _ in range(2)]
+    product, x = decoding.JoinedLinear(layers), torch.randn(3, 64).bfloat16()
+    product.refresh()
+    residual = torch.full((3, 64), 100.0, dtype=torch.bfloat16)
+    for _ in range(2):
+        expected = torch.cat([layer(x) for layer in layers], dim=1)
+        torch.testing.assert_close(product(x), expected)
+        torch.testing.assert_close(product.added(x, residual), residual + expected)
+        with torch.no_grad():
+            layers[1].weight.mul_(-2.0)
+        product.refresh()
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_bfloat16_is_as_near_to_float32_as_the_models_own_pass(kind: str) -> None:
     model = made(CONFIGS[kind], torch.bfloat16)

@@ -8,10 +8,12 @@ from __future__ import annotations
 import sys
 from copy import deepcopy
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from builders import SIZES, request, train_sample
 from numpy.random import Generator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
@@ -19,7 +21,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 from magicrl.config.model_schema import ModelConfig
 from magicrl.models import cpu_kernels, exact
 from magicrl.models.attention import attend_rows
-from magicrl.models.exact import attend_exactly, silu
+from magicrl.models.exact import ExactLinear, attend_exactly, exact_product, silu
+from magicrl.models.memory_efficient import gated_linear
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutGroup, TrainSample
@@ -36,6 +39,10 @@ CONFIGS: dict[str, Any] = {
     "llama-one-head": LlamaConfig(**LARGE | {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 32}),
     # many heads for each key head, and a vocabulary of no round number
     "qwen3": Qwen3Config(**LARGE | {"num_key_value_heads": 1, "vocab_size": 1003, "head_dim": 64}),
+    # in bfloat16 its products have kernels too
+    "llama-wide": LlamaConfig(
+        **LARGE | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "vocab_size": 1003}
+    ),
 }
 
 
@@ -117,7 +124,7 @@ def differing(seed: int) -> int:
     return sum(int((given != found).sum()) for given, found in pairs)
 
 
-@pytest.mark.parametrize("seed", range(32))
+@pytest.mark.parametrize("seed", range(40))
 def test_no_bit_depends_on_what_is_computed_beside_a_token(seed: int) -> None:
     assert differing(seed) == 0
 
@@ -197,6 +204,43 @@ def test_attention_and_its_gradient_are_plain_ones(
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == dtype
         torch.testing.assert_close(one.to(other.dtype), other, atol=most, rtol=most)
+
+
+multiplied = pytest.mark.skipif(
+    not cpu_kernels.packs(torch.zeros(40, 64, dtype=torch.bfloat16)), reason="torch multiplies on this processor"
+)
+
+
+@multiplied
+def test_the_learner_multiplies_as_the_sampler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's products often have the same bits, so that a comparison of results does not show them."""
+    model = model_of("llama-wide", torch.bfloat16, 0)
+    scorer = PolicyScorer(model, ModelConfig(exact=True), valid_vocab=WORDS)
+    spy = Mock(wraps=cpu_kernels.multiply)
+    monkeypatch.setattr(cpu_kernels, "multiply", spy)
+    scorer.score([train_sample([3, 4, 5], [7, 8])], 1.0)
+    assert spy.call_count == 7 * model.config.num_hidden_layers + 1
+
+
+@multiplied
+@pytest.mark.parametrize("gated", [False, True])
+def test_a_products_gradients_are_plain_ones(gated: bool) -> None:
+    """Check a single layer, and one behind a gate, which the backward pass computes again."""
+    given = [torch.randn(s).bfloat16().requires_grad_() for s in ((2, 5, 64), (2, 5, 64), (40, 64))]
+    wide = [x.detach().float().requires_grad_() for x in given]
+    if gated:
+        ours = gated_linear(*given, torch.nn.SiLU(), exact_product)
+        plain = F.linear(F.silu(wide[0]) * wide[1], wide[2])
+    else:
+        layer = torch.nn.Linear(64, 40, bias=False)
+        layer.weight, layer.__class__ = torch.nn.Parameter(given[2].detach()), ExactLinear
+        ours, plain = layer(given[0]), F.linear(wide[0], wide[2])
+        given, wide = [given[0], layer.weight], [wide[0], wide[2]]
+    torch.testing.assert_close(ours.float(), plain, rtol=0.03, atol=0.2)
+    pull = torch.randn(ours.shape).bfloat16()
+    found, expected = torch.autograd.grad(ours, given, pull), torch.autograd.grad(plain, wide, pull.float())
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float(), other, rtol=0.03, atol=0.2)
 
 
 def test_the_activation_and_its_gradient_are_plain_ones() -> None:

@@ -14,36 +14,12 @@ constexpr int ROWS = 6;      // of a product's tile
 using Words = std::vector<uint32_t>;  // pairs of bfloat16, the first in the low half
 using Numbers = std::vector<float>;
 
-// c = a b, or c += a b, of float32 [M, 16 J]. Words are pairs of what is summed over: `a` has a row of them for each row
-// of c, `b` a row for each pair.
-template <int M, int J>
-inline void tile(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int pairs,
-                 bool add) {
-  __m512 sum[M][J];
-  for (int m = 0; m < M; ++m)
-    for (int j = 0; j < J; ++j) sum[m][j] = add ? _mm512_loadu_ps(c + m * c_row + 16 * j) : _mm512_setzero_ps();
-  for (int pair = 0; pair < pairs; ++pair) {
-    __m512bh right[J];
-    for (int j = 0; j < J; ++j) right[j] = (__m512bh)_mm512_loadu_si512(b + pair * b_row + 16 * j);
-    for (int m = 0; m < M; ++m) {
-      const auto left = (__m512bh)_mm512_set1_epi32(int(a[m * a_row + pair]));
-      for (int j = 0; j < J; ++j) sum[m][j] = _mm512_dpbf16_ps(sum[m][j], right[j], left);
-    }
-  }
-  for (int m = 0; m < M; ++m)
-    for (int j = 0; j < J; ++j) _mm512_storeu_ps(c + m * c_row + 16 * j, sum[m][j]);
-}
-
 template <int J>
 inline void columns_of(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
                        int rows, int pairs, bool add) {
   for (; rows >= ROWS; rows -= ROWS, c += ROWS * c_row, a += ROWS * a_row)
     tile<ROWS, J>(c, c_row, a, a_row, b, b_row, pairs, add);
-  if (rows == 5) tile<5, J>(c, c_row, a, a_row, b, b_row, pairs, add);
-  if (rows == 4) tile<4, J>(c, c_row, a, a_row, b, b_row, pairs, add);
-  if (rows == 3) tile<3, J>(c, c_row, a, a_row, b, b_row, pairs, add);
-  if (rows == 2) tile<2, J>(c, c_row, a, a_row, b, b_row, pairs, add);
-  if (rows == 1) tile<1, J>(c, c_row, a, a_row, b, b_row, pairs, add);
+  if (rows) few_rows<ROWS - 1, J>(c, c_row, a, a_row, b, b_row, rows, pairs, add);
 }
 
 // The same for any number of rows and a multiple of 32 columns. On AMX rows and pairs are rounded up to whole tiles: all

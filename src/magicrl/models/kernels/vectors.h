@@ -1,4 +1,4 @@
-// What the kernels share: vectors of 16 numbers in bfloat16 and float32.
+// What the kernels share: vectors of 16 numbers in bfloat16 and float32, and products of small tiles.
 //
 // The kernels are for CPUs with AVX512-BF16. They are plain C++ without torch's headers: they compile in seconds, and one
 // build serves every version of torch. OpenMP's functions are those of the runtime that torch has loaded.
@@ -81,6 +81,36 @@ void turned(uint32_t* to, int64_t to_row, const T* from, int64_t row, int count,
     transpose(r);
     for (int i = 0; i < 16; ++i) _mm512_storeu_si512(to + (word + i) * to_row, r[i]);
   }
+}
+
+// c = a b, or c += a b, of float32 [M, 16 J]. Words are pairs of what is summed over: `a` has a row of them for each row
+// of c, `b` a row for each pair.
+template <int M, int J>
+inline void tile(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int pairs,
+                 bool add) {
+  __m512 sum[M][J];
+  for (int m = 0; m < M; ++m)
+    for (int j = 0; j < J; ++j) sum[m][j] = add ? _mm512_loadu_ps(c + m * c_row + 16 * j) : _mm512_setzero_ps();
+  for (int pair = 0; pair < pairs; ++pair) {
+    __m512bh right[J];
+    for (int j = 0; j < J; ++j) right[j] = (__m512bh)_mm512_loadu_si512(b + pair * b_row + 16 * j);
+    for (int m = 0; m < M; ++m) {
+      const auto left = (__m512bh)_mm512_set1_epi32(int(a[m * a_row + pair]));
+      for (int j = 0; j < J; ++j) sum[m][j] = _mm512_dpbf16_ps(sum[m][j], right[j], left);
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int j = 0; j < J; ++j) _mm512_storeu_ps(c + m * c_row + 16 * j, sum[m][j]);
+}
+
+// The same for `rows` from 1 to M.
+template <int M, int J>
+inline void few_rows(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
+                     int rows, int pairs, bool add) {
+  if (rows == M)
+    tile<M, J>(c, c_row, a, a_row, b, b_row, pairs, add);
+  else if constexpr (M > 1)
+    few_rows<M - 1, J>(c, c_row, a, a_row, b, b_row, rows, pairs, add);
 }
 
 }  // namespace
