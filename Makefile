@@ -13,7 +13,7 @@ CHECK_PYTHON := import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup setup-dev quickstart smollm2 check test test-slow test-benchmarks frozen frozen-accept kills mutants identities bench bench-check gpu-wheels browser page docs site clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow test-benchmarks frozen frozen-accept kills mutants identities bench bench-tune bench-check gpu-wheels browser page docs site clean
 
 setup: $(VENV)/.installed
 
@@ -104,16 +104,15 @@ kills: setup-dev
 mutants: setup-dev
 	$(BIN)/python benchmarks/mutants.py --output benchmarks/results/mutants.json
 
-# All speed beside the peers on a machine that has nothing else to do: an hour of two cores, two where bfloat16 is slow. Beside
-# vLLM where it is installed (`make .venv/.vllm`). Another machine's run: make bench FIGURES=benchmarks/results/second-machine
-REPETITIONS ?= 5
+# All speed beside the peers on a machine that has nothing else to do, with the peers' settings that `make bench-tune` found;
+# transformers' are tried again with other versions or on another CPU. Beside vLLM where it is installed (`make .venv/.vllm`).
+# Another machine's run: make bench FIGURES=benchmarks/results/second-machine
+REPETITIONS ?= 3
 export FIGURES
 bench: setup-dev
 	$(SMOLLM2)
 	$(BIN)/python -m benchmarks.speed.rollout_speed --repetitions $(REPETITIONS)
-	$(BIN)/python -m benchmarks.speed.decode_kernels --repetitions $(REPETITIONS)
 	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python -m benchmarks.speed.rollout_vllm --repetitions $(REPETITIONS); fi
-	$(BIN)/python -m benchmarks.speed.learner_speed --tune
 	$(BIN)/python -m benchmarks.speed.learner_speed --repetitions $(REPETITIONS)
 	$(BIN)/python -m benchmarks.speed.head_speed
 	$(BIN)/python -m benchmarks.speed.exact_cost --repetitions $(REPETITIONS)
@@ -122,6 +121,12 @@ bench: setup-dev
 	$(BIN)/python -m benchmarks.verifiers.code_verifier parts
 	if test -d ../shared/data/math; then $(BIN)/python -m benchmarks.verifiers.maths_verifier; fi
 	$(BIN)/python -m tools.benchmark_page
+
+# The peers' fastest settings, half an hour.
+bench-tune: setup-dev
+	$(SMOLLM2)
+	$(BIN)/python -m benchmarks.speed.rollout_speed --tune
+	$(BIN)/python -m benchmarks.speed.learner_speed --tune
 
 # Ratios of a short run against the committed ones; fails where they are worse beyond noise. Minutes; no part of CI.
 bench-check: setup-dev

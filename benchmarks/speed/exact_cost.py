@@ -22,6 +22,7 @@ DECODED = {case.name: case for case in rollout_speed.CASES}
 UPDATED = {case.name: case for case in learner_cases.CASES}
 CASES = {
     "SmolLM2-135M, bfloat16": (DECODED["smollm2-equal"], UPDATED["bf16-equal"]),
+    "SmolLM2-135M, bfloat16, long tail": (DECODED["smollm2-long-tail"], UPDATED["bf16-long-tail"]),
     "quickstart, float32": (
         DECODED["tiny-equal"],
         replace(UPDATED["fp32-equal"], model=TINY, prompts=16, samples=8, prompt_tokens=11, tokens=64),

@@ -95,17 +95,3 @@ def engine_parts(run: Callable[[], NDArray[np.int64]], reading_s: float) -> dict
         "attention_over_reading": rounded(tally.attention_s / reading_s),
         "sampling_share": rounded(tally.sampling_s / total),
     }
-
-
-def batches_parts(lengths: NDArray[np.int64], prompt_tokens: int, samples: int, rows: int) -> dict[str, float]:
-    """Return the same two counts for batches that run until their longest sample ends, each with its prompt."""
-    needed = int(lengths.sum()) - len(lengths)
-    computed, read = 0, 0
-    for start in range(0, len(lengths), rows):
-        batch = lengths[start : start + rows]
-        passes = int(batch.max()) - 1
-        computed += passes * len(batch)
-        read += len(batch) * (passes * prompt_tokens + passes * (passes + 1) // 2)
-    longest = lengths.reshape(-1, samples).max(axis=1) - 1
-    held = int(longest.sum()) * prompt_tokens + int((lengths * (lengths - 1) // 2).sum())
-    return {"rows_computed_over_needed": rounded(computed / needed), "cache_read_over_held": rounded(read / held)}

@@ -316,3 +316,8 @@ def test_accuracy_is_of_right_answers_and_the_reward_is_the_mean_score() -> None
     assert values["train/reward/mean"] == pytest.approx(0.5)
     assert values["train/accuracy/standard_error"] is None, "two draws of one prompt are one observation"
     assert values["reward/length"] == pytest.approx((0 + 1 + 0 + 1) / 4), "of what was judged"
+
+
+def test_an_unknown_status_names_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"status 'too_long' is unknown; give one of crash, .*, wrong_answer, or make"):
+        make_verdict("too_long")

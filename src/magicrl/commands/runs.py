@@ -55,7 +55,7 @@ def runs(
     sort
         A column, a setting or a metric; default: the newest first.
     reverse
-        The largest first.
+        The largest first; without --sort the oldest first.
     compare
         Two runs, by name or folder: their results and the settings that differ.
     json

@@ -254,9 +254,12 @@ def _cases(value: Any) -> list[Mapping[str, Any]]:
     if not isinstance(value, str):
         raise ValueError(f"test cases must be text, got {type(value).__name__}")
     try:
-        cases = json.loads(value)
-    except ValueError:
-        cases = json.loads(unwrapped_text(value))
+        try:
+            cases = json.loads(value)
+        except ValueError:
+            cases = json.loads(unwrapped_text(value))
+    except RecursionError:
+        raise ValueError("test cases are nested too deeply to be read") from None
     if not isinstance(cases, list) or not all(isinstance(case, Mapping) and "input" in case for case in cases):
         raise ValueError("test cases must be a list of objects with input and output")
     return cases

@@ -135,7 +135,7 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
     served_judge = options.judge_settings
     for name in sorted(names):
         verifier_spec(name)  # imports a custom reward before a model is loaded
-    if "judge" in names and served_judge is None:
+    if served_judge is None and any("judge" in reward_names(name) for name in names):
         raise RecipeError(
             "the reward 'judge' needs a served model: name the recipe that has [verifier.judge]", key="--judge"
         )

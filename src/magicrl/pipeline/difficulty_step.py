@@ -125,8 +125,7 @@ class Difficulty(PipelineStep[DifficultyStep]):
     @property
     def label(self) -> str:
         """Name of the model in ``model_difficulty``."""
-        sampler = self._settings.sampler
-        return self._settings.label or Path(sampler.model or sampler.gguf_package or "").name
+        return self._settings.model_label
 
     def identity(self, context: Context) -> Any:
         sampler = self._settings.sampler

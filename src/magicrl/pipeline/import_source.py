@@ -19,7 +19,7 @@ from magicrl.data.sources import BadRow, Place, Quarantined, Read, RecordReader,
 from magicrl.files import checksum, write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_entry, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
-from magicrl.pipeline.pipeline_schema import PipelineSource
+from magicrl.pipeline.pipeline_schema import PipelineFields, PipelineSource
 from magicrl.records import Problem
 from magicrl_verifiers.references import file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
@@ -72,17 +72,15 @@ class EntryReader:
                     f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
                 )
         self._check_wanted(row.record)
-        # rows of another run's output are used unchanged
         if is_entry(row.record):
-            return entry_of(row.record)
+            return self._taken_over(entry_of(row.record), row.where)
         try:
             read = self._reader.read(row) if given is None else self._given(row, given)
         except Quarantined as error:
             raise ValueError(f"{row.where}: {error}") from None
         source, problem = self.source, read.problem
         ability: Ability = "code" if problem.verifier == "code" else "math"
-        if source.ability is not None and source.ability != ability:
-            raise ValueError(f"{row.where}: is a {ability} problem, and the source is said to hold {source.ability}")
+        self._check_ability(ability, row.where)
         template = catalogue().templates[read.template] if source.template is None else Template(text=source.template)
         # failures of 16 by model, if the record has this column of the released schema
         info: Any = problem.extra.get("extra_info")
@@ -107,6 +105,21 @@ class EntryReader:
             difficulty={str(name): int(count) for name, count in pairs if count is not None},
             notes=read.notes,
         )
+
+    def _taken_over(self, entry: Entry, where: str) -> Entry:
+        """Return a row of another run's output, unchanged except for a template of this source."""
+        source = self.source
+        self._check_ability(entry.ability, where)
+        if source.fields != PipelineFields():
+            raise ValueError(f"{where}: a row of another run has its columns already; leave out the source's fields")
+        if source.template is None:
+            return entry
+        return replace(entry, prompt=source.template.replace("{prompt}", entry.problem))
+
+    def _check_ability(self, ability: Ability, where: str) -> None:
+        expected = self.source.ability
+        if expected is not None and expected != ability:
+            raise ValueError(f"{where}: is a {ability} problem, and the source is said to hold {expected}")
 
     def _given(self, row: Row, problem: Problem) -> Read:
         if problem.verifier not in ("maths", "code") or not problem.references:
@@ -157,7 +170,7 @@ def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
     return shown(json.dumps(each, ensure_ascii=True, default=str), most)
 
 
-IMPORT_VERSION = 4
+IMPORT_VERSION = 5
 PART_ROWS = 5000
 PART_CHARACTERS = 64 << 20
 """Largest size of a part, which bounds the memory of a step."""

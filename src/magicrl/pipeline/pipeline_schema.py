@@ -416,6 +416,11 @@ class DifficultyStep(StepSettings):
     keep: Literal["sometimes", "all"] = "sometimes"  # ``sometimes``: drop 0/N and N/N; ``all``: only measure
     early_stop: EarlyStop | None = None  # default: all N samples for every problem
 
+    @property
+    def model_label(self) -> str:
+        """Name of the model in ``model_difficulty``."""
+        return self.label or Path(self.sampler.model or self.sampler.gguf_package or "").name
+
 
 class JudgeStep(StepSettings):
     """Votes of LLM judges on the four criteria of the report."""
@@ -488,6 +493,13 @@ class PipelineConfig(Section):
         mixes = [number for number, step in enumerate(self.steps) if isinstance(step, MixStep)]
         if len(mixes) > 1 or (mixes and mixes[0] != len(self.steps) - 1):
             raise ValueError("mix is the last step, and there is one at most")
+        models = Counter(step.model_label for step in self.steps if isinstance(step, DifficultyStep))
+        same = [name for name, count in models.items() if count > 1]
+        if same:
+            raise ValueError(
+                f"two difficulty steps write model_difficulty of {same[0]!r}, and the second would replace the first; "
+                "give one of them another label"
+            )
         return self
 
     def step_names(self) -> list[str]:

@@ -161,7 +161,7 @@ def load_shape(name: str) -> ModelShape:
     if config.suffix == ".json" and config.is_file():
         try:
             loaded = json.loads(config.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"{config}: not a model's config: {error}") from None
         if not isinstance(loaded, dict):
             raise ValueError(f"{config}: not a model's config: must be a JSON object")

@@ -222,7 +222,8 @@ def make_replay(settings: EngineSettings) -> ReplayEngine:
 def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
     """Return a model or dataclass of settings from options, whose values may still be texts from a command line."""
     model = issubclass(kind, BaseModel)
-    known = [*kind.model_fields] if model else [field.name for field in fields(cast(Any, kind))]
+    names = [*kind.model_fields] if model else [field.name for field in fields(cast(Any, kind))]
+    known = [name for name in names if name not in TRAINING_ONLY]
     for name in options:
         if name not in known:
             hint = did_you_mean(name, known)

@@ -45,6 +45,7 @@ from magicrl.training.objective import LearnerSettings, Objective, entropy_contr
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import demonstrated_keys, finished_model, start_policy, supervised_start, trial_batches
 from magicrl.training.teacher import check_teacher
+from magicrl_verifiers.several import reward_names
 from magicrl_verifiers.table import verifier_spec
 
 _log = logging.getLogger(__name__)
@@ -334,7 +335,7 @@ def _check_model(config: TrainConfig, policy: LoadedModel, base: str, device: to
 
 def _check_problems(config: TrainConfig, data: RunData, shown: set[str]) -> None:
     """Raise an error if problems lack what their verifier needs, were demonstrated (``shown``) or fill no batch."""
-    if "judge" in data.verifiers():
+    if any("judge" in reward_names(name) for name in data.verifiers()):
         config.verifier.needed_judge()
     for key, problems, sources in (
         ("data.train", data.train, config.data.train),

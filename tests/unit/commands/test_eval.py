@@ -132,8 +132,9 @@ def test_a_served_judge_judges_an_evaluation(
         "{prompt}",
     ]
     rest = ["--threads", "1", "--workers", "1", "--output", str(tmp_path / "a")]
-    with pytest.raises(RecipeError, match=r"--judge: the reward 'judge' needs a served model"):
-        call([*asked, *rest, "--verifier", "judge"])
+    for reward in ("judge", "maths + 0.2 * judge"):
+        with pytest.raises(RecipeError, match=r"--judge: the reward 'judge' needs a served model"):
+            call([*asked, *rest, "--verifier", reward])
     with json_server(half) as url:
         recipe = tmp_path / "recipe.toml"
         recipe.write_text(

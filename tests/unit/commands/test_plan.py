@@ -55,6 +55,19 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> Non
     assert "does not fit on 1 x H800-80G" in refused["refused"]
 
 
+def test_the_text_says_cost_budget_and_alternatives(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [PAPER, "--gpus", "32", "--gpu", "H800-80G", "--hours", "24", "--cost-per-gpu-hour", "2"]
+    words += ["--compare", "gpus=64", "--compare", "gpus=1"]
+    facts = json.loads(plan(capsys, *words, "--json"))
+    text = " ".join(plan(capsys, *words).split())
+    steps = sum(stage["steps"] for stage in facts["stages"])
+    assert f"cost: {facts['cost']:,.2f}" in text
+    assert f"24 h are enough for {facts['steps_in_budget']} of {steps} steps" in text
+    assert "instead gpus=64: " in text
+    assert f"{facts['compare'][0]['hours']:.1f} h," in text.partition("instead gpus=64: ")[2]
+    assert "instead gpus=1: refused: " in text
+
+
 def test_memory_follows_the_precision_and_the_text_says_that_times_do_not(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

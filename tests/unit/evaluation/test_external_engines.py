@@ -25,7 +25,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
     "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
     "no value": ("openai", ["concurrency"], "give NAME=VALUE"),
-    "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: cache_mb, gpu_share"),
+    "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: cache_mb, gpu_share, eager, engine_args, dtype"),
     "training's": ("vllm", ["keep_caches=false"], "only training has it, as rollout.vllm.keep_caches"),
     "out of range": ("vllm", ["gpu_share=2"], "--engine-option gpu_share=2: Input should be less than or equal to 1"),
     "magicrl's": ("vllm", ['engine_args={"max_num_seqs": 4}'], "engine_args.max_num_seqs: magicrl sets this argument"),

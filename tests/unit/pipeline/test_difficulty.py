@@ -200,3 +200,9 @@ def test_a_second_model_is_measured_under_its_own_reasoning_and_keeps_the_first_
     assert all(entry.difficulty.keys() == entry.notes["pass_rate"].keys() == {"tiny", "strict"} for entry in kept)
     assert min(entry.difficulty["tiny"] for entry in kept) < 16
     assert {entry.difficulty["strict"] for entry in kept} == {16}, "without </think> no response has an answer"
+
+
+def test_two_models_of_one_name_are_refused(pipeline: dict[str, Any], run: Any) -> None:
+    first = pipeline["steps"][0]
+    with pytest.raises(ValueError, match=r"two difficulty steps write model_difficulty of 'tiny'.*another label"):
+        run({**pipeline, "steps": [first, {**first, "reasoning": "required"}]})

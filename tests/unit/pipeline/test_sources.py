@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
@@ -353,3 +354,23 @@ def test_a_source_that_cannot_be_is_refused_before_anything_is_read(
     with pytest.raises(ValueError, match=said):
         run({"sources": [source]})
     assert not run.output.exists()
+
+
+def test_rows_of_another_run_get_the_settings_of_their_source(write_rows: Callable[..., Path], run: Any) -> None:
+    run({"sources": [{"path": str(write_rows("a.jsonl", [{"problem": "1 + 1?", "answer": "2"}]))}]})
+    (part,) = (run.output / "sources" / "a" / "kept").glob("*.parquet")
+    (before,) = run.kept("sources/a")
+    again = type(run)(run.base)
+    for number, (settings, prompt) in enumerate(
+        [({}, before.prompt), ({"template": "Be brief. {prompt}", "ability": "math"}, "Be brief. 1 + 1?")]
+    ):
+        again.output = run.base / str(number)
+        again({"sources": [{"name": "b", "path": str(part), **settings}]})
+        assert again.kept("sources/b") == [replace(before, prompt=prompt)]
+    for settings, reason in (
+        ({"ability": "code"}, "is a math problem, and the source is said to hold code"),
+        ({"fields": {"prompt": "problem"}}, "has its columns already; leave out the source's fields"),
+    ):
+        again.output = run.base / reason[:5]
+        with pytest.raises(ValueError, match=reason):
+            again({"sources": [{"name": "b", "path": str(part), **settings}]})

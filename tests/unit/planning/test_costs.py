@@ -221,6 +221,10 @@ def test_shapes_by_name_folder_and_config(tmp_path: Path) -> None:
         shape_from_config({**config, "model_type": "gemma3_text"}, "other")
     with pytest.raises(ValueError, match="has no 'vocab_size'"):
         shape_from_config({k: v for k, v in config.items() if k != "vocab_size"}, "cut")
+    for content in (b"{", b"\xff{}", b"[" * 100_000, b"[]"):
+        (tmp_path / "config.json").write_bytes(content)
+        with pytest.raises(ValueError, match=r"config\.json: not a model's config"):
+            load_shape(str(tmp_path))
 
 
 def test_a_mixture_of_experts_holds_all_of_them_and_computes_with_some() -> None:

@@ -117,6 +117,16 @@ def test_the_newest_run_is_first_and_a_resume_makes_none_newer(variant_folders: 
     assert [str(run.columns["started"])[:10] for run in runs] == [f"2026-01-0{day}" for day in (5, 4, 3, 2)]
 
 
+def test_the_command_sorts_and_reverses(
+    variant_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    del variant_folders
+    upwards = [row["train"] for row in listed(capsys, tmp_path, "--sort", "train").values()]
+    assert upwards == sorted(upwards) != upwards[::-1]
+    assert [row["train"] for row in listed(capsys, tmp_path, "--sort", "train", "--reverse").values()] == upwards[::-1]
+    assert [*listed(capsys, tmp_path, "--reverse")] == [*listed(capsys, tmp_path)][::-1]
+
+
 def test_table_two_side_by_side_and_the_page(
     variant_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

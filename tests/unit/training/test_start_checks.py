@@ -95,6 +95,12 @@ def test_the_limit_of_a_test_must_fit_the_context_too(recipe: Path, tmp_path: Pa
         check(recipe, tmp_path / "run", "evaluation.max_tokens=60")
 
 
+@pytest.mark.parametrize("reward", ["judge", "maths + 0.2 * judge"])
+def test_a_judge_without_a_server_is_refused(recipe: Path, tmp_path: Path, reward: str) -> None:
+    with pytest.raises(RecipeError, match=r"verifier\.judge: the reward 'judge' asks a served model"):
+        check(recipe, tmp_path / "run", f"data.train.0.verifier={reward}")
+
+
 def test_a_folder_that_another_call_has_locked_is_no_strangers(recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".lock").touch()

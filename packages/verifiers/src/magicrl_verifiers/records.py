@@ -260,7 +260,16 @@ MAX_EXTRACTED = 1000
 def make_verdict(
     status: str, *, reason: str = "", decided_by: str = "", extracted: str | None = None, seconds: float = 0.0
 ) -> Verdict:
-    """Return the verdict of this status, its outcome taken from `OUTCOME_OF_STATUS`."""
+    """Return the verdict of this status, its outcome taken from `OUTCOME_OF_STATUS`.
+
+    Raises:
+        ValueError: The status is unknown.
+    """
+    if status not in OUTCOME_OF_STATUS:
+        raise ValueError(
+            f"status {status!r} is unknown; give one of {', '.join(sorted(OUTCOME_OF_STATUS))}, or make a Verdict with "
+            "an outcome and a status of any name"
+        )
     if extracted is not None and len(extracted) > MAX_EXTRACTED:
         extracted = extracted[:MAX_EXTRACTED] + "..."
     return Verdict(
