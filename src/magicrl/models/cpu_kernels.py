@@ -43,6 +43,7 @@ _FLAGS = (
 )
 _COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
 _VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
+_COLUMNS = 48  # of a block of a packed weight
 LANES = 16  # numbers that the kernels of norms and gates take at a time
 _BOTH = (torch.float32, torch.bfloat16)
 _WIDEST = 2048  # of the timed products: wider ones take seconds and have the same ratio
@@ -293,20 +294,20 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> No
     )  # fmt: skip
 
 
-def packs(weight: Tensor) -> bool:
+def can_multiply(weight: Tensor) -> bool:
     """Return whether `multiply` serves a linear layer's ``weight``, ``[columns, width]``."""
     # Not measured with AMX, where torch's products use it.
     return has_kernels(weight.dtype, weight.device, weight.shape[1]) and not _has_tiles()
 
 
 def packed_weight(weight: Tensor) -> Tensor:
-    """Return a copy of ``weight``, ``[columns, width]``, as `multiply` reads it: ``[blocks, width / 2, 32, 2]``.
+    """Return a copy of ``weight``, ``[columns, width]``, as `multiply` reads it: ``[blocks, width / 2, 48, 2]``.
 
-    A block has 32 columns, as pairs of neighbours. The last block is filled with zeros.
+    A block has 48 columns, as pairs of neighbours. The last block is filled with zeros.
     """
     weight = weight.contiguous()
     columns, width = weight.shape
-    found = weight.new_empty(-(-columns // _VECTOR), width // 2, _VECTOR, 2)
+    found = weight.new_empty(-(-columns // _COLUMNS), width // 2, _COLUMNS, 2)
     kernels().pack_weight(found.data_ptr(), weight.data_ptr(), columns, width // 2, torch.get_num_threads())
     return found
 

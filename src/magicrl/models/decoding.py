@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from magicrl.models.attention import EXACT, PLAIN
-from magicrl.models.cpu_kernels import LANES, gated, has_both, multiply, normalised, packed_weight, packs, rotate
+from magicrl.models.cpu_kernels import LANES, can_multiply, gated, has_both, multiply, normalised, packed_weight, rotate
 from magicrl.models.exact import ExactLinear
 from magicrl.models.head import Float32Head, float32_product
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
@@ -77,7 +77,7 @@ class JoinedLinear:
         first = self._sources[0]
         self._exact = exact
         self._float32 = float32 and first.dtype.itemsize < torch.float32.itemsize
-        served = all(type(layer) is ExactLinear if exact else packs(layer.weight) for layer in layers)
+        served = all(type(layer) is ExactLinear if exact else can_multiply(layer.weight) for layer in layers)
         self._multiplies = served and not self._float32
         self._columns = sum(len(source) for source in self._sources)
         self._packs = not (self._float32 or self._multiplies) and packs_weights(first)

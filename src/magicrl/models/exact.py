@@ -1,7 +1,8 @@
 """Arithmetic whose bits do not depend on what else is computed: ``model.exact`` (docs/guides/runs.md#exact-mode).
 
 A number may differ between sampler and learner for four reasons, and this module removes each one. Products of few rows
-use other kernels of torch, so rows are padded to a multiple of `ROWS`, or all products are magicrl's (`ExactLinear`).
+use other kernels of torch, so rows are padded to a multiple of `ROWS`, unless all products are magicrl's
+(`ExactLinear`).
 Attention adds over as many keys as a batch happens to
 have, so it adds over blocks of `BLOCK` keys here, counted from the start of each sequence and in order: by one kernel
 on both sides where there are `cpu_kernels`, else by torch. Functions such as torch's SiLU compute the last values of a
@@ -262,11 +263,11 @@ def use_exact(model: Any) -> None:
     """
     check_exact(model)
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    multiplies = all(cpu_kernels.packs(module.weight) for module in linear)
-    if multiplies:
-        for module in linear:
+    # Decided by the width of a layer's input, so that sampler and head of the learner decide alike.
+    for module in linear:
+        if cpu_kernels.can_multiply(module.weight):
             module.__class__ = ExactLinear
-    model.exact_rows = 1 if multiplies else ROWS
+    model.exact_rows = 1 if all(type(module) is ExactLinear for module in linear) else ROWS
     for layer in model.get_decoder().layers:
         layer.self_attn.exact = True
         layer.mlp.act_fn = ExactSiLU()

@@ -225,7 +225,7 @@ class TorchHead:
         hidden, weight = inputs.hidden[rows], inputs.weight[words]
         if not inputs.options.exact:
             return hidden @ weight.T
-        if cpu_kernels.packs(weight):
+        if cpu_kernels.can_multiply(weight):
             return exact_product(hidden, weight)
         return (filled_rows(hidden) @ weight.T)[: len(hidden)]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from cpu_marks import multiplied, served
 from torch import Tensor
 
 from magicrl.models import cpu_kernels
@@ -21,7 +22,6 @@ from magicrl.models.kv_cache import CacheShape, DecodeAttention, SlotCache
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
-served = pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
 
 
 @pytest.fixture
@@ -320,11 +320,6 @@ def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
     torch.testing.assert_close(found.double(), 0.3 * expected, rtol=2**-7, atol=1e-6)
 
 
-multiplied = pytest.mark.skipif(
-    cpu_kernels.missing() is not None or cpu_kernels._has_tiles(), reason="torch multiplies on this processor"
-)
-
-
 @multiplied
 @pytest.mark.parametrize("rows", [1, 5, 12, 13, 31])
 def test_products_are_rounded_once(rows: int) -> None:
@@ -363,9 +358,9 @@ def test_a_products_rows_are_their_own() -> None:
 def test_weights_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_kernels, "_has_tiles", lambda: False)
     served, narrow = (torch.zeros(60, width, dtype=BF16) for width in (96, 80))
-    assert [cpu_kernels.packs(weight) for weight in (served, narrow, served.float())] == [True, False, False]
+    assert [cpu_kernels.can_multiply(weight) for weight in (served, narrow, served.float())] == [True, False, False]
     monkeypatch.setattr(cpu_kernels, "_has_tiles", lambda: True)
-    assert not cpu_kernels.packs(served)
+    assert not cpu_kernels.can_multiply(served)
 
 
 def test_other_tensors_are_not_served() -> None:

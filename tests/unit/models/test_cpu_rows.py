@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from builders import SIZES, train_sample
+from cpu_marks import served
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -19,7 +20,6 @@ from magicrl.models.packing import PackedContext, SharedLayout, SharedPromptCont
 from magicrl.models.scorer import PolicyScorer
 
 BF16 = torch.bfloat16
-served = pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
 HEADS = {"SmolLM2": (9, 3, 64), "one key head": (3, 1, 32), "as many": (2, 2, 96), "wide": (4, 2, 256)}
 # lengths around the kernels' blocks of 64 queries and 96 keys
 ALONE = PackedContext([1, 2, 64, 65, 97, 200])

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import builders
 import pytest
 import torch
+from cpu_marks import multiplied, served
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -84,7 +85,7 @@ def test_logits_are_the_models_own(kind: str, dtype: torch.dtype) -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
+@served
 @pytest.mark.parametrize("exact", [False, True])
 def test_kernels_serve_a_model_in_float32_too(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spies = {name: Mock(wraps=getattr(cpu_kernels, name)) for name in ("normalised", "rotate", "gated")}
@@ -102,9 +103,6 @@ def test_kernels_serve_a_model_in_float32_too(exact: bool, monkeypatch: pytest.M
 
 
 WIDE = SIZES | {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 64}
-multiplied = pytest.mark.skipif(
-    cpu_kernels.missing() is not None or cpu_kernels._has_tiles(), reason="torch multiplies on this processor"
-)
 
 
 @multiplied

@@ -9,13 +9,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from builders import SIZES
+from cpu_marks import served
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.activations import ACT2FN
 from transformers.models.llama import modeling_llama
 
-from magicrl.models import cpu_kernels
 from magicrl.models.memory_efficient import (
     _Rotary,
     gated_linear,
@@ -104,7 +104,7 @@ def test_bfloat16_gradients_are_no_further_from_float32() -> None:
     assert errors[1] < 1.1 * errors[0]
 
 
-@pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
+@served
 @pytest.mark.parametrize("heads", [1, 3])
 def test_rotations_by_a_kernel_are_the_models(heads: int) -> None:
     own = modeling_llama.apply_rotary_pos_emb

@@ -15,11 +15,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from builders import SIZES, request, train_sample
+from cpu_marks import multiplied
 from numpy.random import Generator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from magicrl.config.model_schema import ModelConfig
-from magicrl.models import cpu_kernels, exact
+from magicrl.models import cpu_kernels, decoding, exact
 from magicrl.models.attention import attend_rows
 from magicrl.models.exact import ExactLinear, attend_exactly, exact_product, silu
 from magicrl.models.memory_efficient import gated_linear
@@ -43,6 +44,8 @@ CONFIGS: dict[str, Any] = {
     "llama-wide": LlamaConfig(
         **LARGE | {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "vocab_size": 1003}
     ),
+    # and here all but one of each layer
+    "llama-partly": LlamaConfig(**LARGE | {"hidden_size": 64, "intermediate_size": 50, "head_dim": 32}),
 }
 
 
@@ -124,7 +127,7 @@ def differing(seed: int) -> int:
     return sum(int((given != found).sum()) for given, found in pairs)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(48))
 def test_no_bit_depends_on_what_is_computed_beside_a_token(seed: int) -> None:
     assert differing(seed) == 0
 
@@ -206,20 +209,25 @@ def test_attention_and_its_gradient_are_plain_ones(
         torch.testing.assert_close(one.to(other.dtype), other, atol=most, rtol=most)
 
 
-multiplied = pytest.mark.skipif(
-    not cpu_kernels.packs(torch.zeros(40, 64, dtype=torch.bfloat16)), reason="torch multiplies on this processor"
-)
-
-
 @multiplied
-def test_the_learner_multiplies_as_the_sampler_does(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kind", "layers", "rows"), [("llama-wide", 7, 4), ("llama-partly", 6, 16)])
+def test_the_learner_multiplies_as_the_sampler_does(
+    kind: str, layers: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """torch's products often have the same bits, so that a comparison of results does not show them."""
-    model = model_of("llama-wide", torch.bfloat16, 0)
+    model = model_of(kind, torch.bfloat16, 0)
     scorer = PolicyScorer(model, ModelConfig(exact=True), valid_vocab=WORDS)
     spy = Mock(wraps=cpu_kernels.multiply)
     monkeypatch.setattr(cpu_kernels, "multiply", spy)
     scorer.score([train_sample([3, 4, 5], [7, 8])], 1.0)
-    assert spy.call_count == 7 * model.config.num_hidden_layers + 1
+    assert spy.call_count == layers * model.config.num_hidden_layers + 1
+    assert len(spy.call_args_list[0].args[0]) == rows
+    engine, sampled = engine_of(model, 4), Mock(wraps=cpu_kernels.multiply)
+    monkeypatch.setattr(decoding, "multiply", sampled)
+    engine.submit([request(0, [3, 4, 5], limit=1)])
+    assert list(engine.finished())
+    joined = 3  # queries, keys and values are one product, gate and up another
+    assert sampled.call_count == (layers - joined) * model.config.num_hidden_layers + 1
 
 
 @multiplied

@@ -6,8 +6,8 @@
 
 namespace {
 
-constexpr int COLUMNS = 32;  // of a block of the weight
-constexpr int MOST = 12;     // rows that are computed at once
+constexpr int COLUMNS = 48;  // of a block of the weight
+constexpr int MOST = 8;      // rows that are computed at once
 
 // Rounds sums of [rows, COLUMNS] once, after adding what is given. `columns` are those of `out` and `residual`, of which
 // `some` are from this block on.
@@ -47,8 +47,8 @@ void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf1
       // blocks of nearly the same size
       const int64_t row = block * rows / blocks, some = (block + 1) * rows / blocks - row;
       alignas(64) float sums[MOST * COLUMNS];
-      few_rows<MOST, 2>(sums, COLUMNS, (const uint32_t*)x + row * pairs, pairs, weight + at * pairs, COLUMNS, int(some),
-                        int(pairs), false);
+      few_rows<MOST, COLUMNS / 16>(sums, COLUMNS, (const uint32_t*)x + row * pairs, pairs, weight + at * pairs, COLUMNS,
+                                   int(some), int(pairs), false);
       const int64_t place = row * columns + at;
       finished(out + place, columns, sums, int(some), columns - at, bias ? bias + at : nullptr,
                residual ? residual + place : nullptr);
