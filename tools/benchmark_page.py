@@ -44,13 +44,14 @@ RATIOS = {
 
 
 def value_at(marker: str) -> Any:
-    """Return the value at a marker's path.
+    """Return the value at a marker's path, ``NAME:path``, or ``FOLDER/NAME:path`` for another machine's results.
 
     Raises:
         KeyError: nothing is at this path.
     """
     file, _, path = marker.partition(":")
-    return figure_at(RESULTS, f"bench-{file}.json", path)
+    folder, _, name = file.rpartition("/")
+    return figure_at(RESULTS / folder, f"bench-{name}.json", path)
 
 
 def figure_at(folder: Path, file: str, path: str) -> Any:
