@@ -1,13 +1,11 @@
 """Arithmetic whose bits do not depend on what else is computed: ``model.exact`` (docs/guides/runs.md#exact-mode).
 
-A number may differ between sampler and learner for four reasons, and this module removes each one. Products of few rows
-use other kernels of torch, so rows are padded to a multiple of `ROWS`, unless all products are magicrl's
-(`ExactLinear`).
-Attention adds over as many keys as a batch happens to
-have, so it adds over blocks of `BLOCK` keys here, counted from the start of each sequence and in order: by one kernel
-on both sides where there are `cpu_kernels`, else by torch. Functions such as torch's SiLU compute the last values of a
-tensor differently from the others, so `silu` consists of operations that do not. The sum of a single row is spread over
-threads, which `row_sums` avoids.
+A number may differ between sampler and learner for four reasons, and this module removes each one. torch multiplies few
+rows by other kernels, so rows are padded to a multiple of `ROWS`, unless all products are magicrl's (`ExactLinear`).
+Attention adds over as many keys as a batch happens to have, so it adds over blocks of `BLOCK` keys here, counted from
+the start of each sequence and in order: by one kernel on both sides where there are `cpu_kernels`, else by torch.
+Functions such as torch's SiLU compute the last values of a tensor differently from the others, so `silu` consists of
+operations that do not. The sum of a single row is spread over threads, which `row_sums` avoids.
 
 torch does not guarantee these properties of its kernels. `use_exact` measures them, with the model's own shapes.
 """
@@ -221,9 +219,8 @@ class FilledContext:
 
 def exact_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``x``, ``[..., d]``, times the transposed ``weight``, by magicrl's kernel. It has no gradient."""
-    return cpu_kernels.multiply(x.flatten(0, -2), cpu_kernels.packed_weight(weight), len(weight)).unflatten(
-        0, x.shape[:-1]
-    )
+    found = cpu_kernels.multiply(x.flatten(0, -2), cpu_kernels.packed_weight(weight), len(weight))
+    return found.unflatten(0, x.shape[:-1])
 
 
 class _Product(torch.autograd.Function):
