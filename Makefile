@@ -115,7 +115,6 @@ bench: setup-dev
 	if $(BIN)/python -c "import vllm" 2>/dev/null; then $(BIN)/python -m benchmarks.speed.rollout_vllm --repetitions $(REPETITIONS); fi
 	$(BIN)/python -m benchmarks.speed.learner_speed --one-thread --repetitions $(REPETITIONS)
 	$(BIN)/python -m benchmarks.speed.head_speed
-	$(BIN)/python -m benchmarks.speed.exact_cost --repetitions $(REPETITIONS)
 	$(BIN)/python -m benchmarks.speed.step_parts
 	$(BIN)/python -m benchmarks.verifiers.code_verifier speed
 	$(BIN)/python -m benchmarks.verifiers.code_verifier parts
