@@ -176,6 +176,8 @@ def test_dots_between_terms_are_read() -> None:
         ("5", r"\text{The maximum value is } 5", r"\text{The maximum value is not } 5"),
         (r"\vec{AB}=(1,2)", r"\vec{AB}=(1,2)", r"\vec{BA}=(1,2)"),
         (r"3\mathbf{i}-4\mathbf{j}", r"(3,-4)", r"3\mathbf{i}-4\mathbf{j}+5"),
+        # the 5 is no component, although it would make the coefficients 8 and 1
+        ("(8,1)", r"8\mathbf{i}+\mathbf{j}", r"3\mathbf{i}-4\mathbf{j}+5"),
         ("2^{3000000}+1", "4^{1500000}+1", "4^{1500000}+3"),
     ],
 )
