@@ -305,10 +305,9 @@ class _EfficientGated:
         gate, up = module.gate_proj(hidden), module.up_proj(hidden)
         down = module.down_proj
         # An adapter instead of the layer, or a bias, requires a call of the layer.
-        if type(down) is nn.Linear and cast("Tensor | None", down.bias) is None:
-            return gated_linear(gate, up, down.weight, module.act_fn)
-        if type(down) is ExactLinear:
-            return gated_linear(gate, up, down.weight, module.act_fn, exact_product)
+        linear = {nn.Linear: F.linear, ExactLinear: exact_product}.get(type(down))
+        if linear is not None and cast("Tensor | None", down.bias) is None:
+            return gated_linear(gate, up, down.weight, module.act_fn, linear)
         return down(gated_linear(gate, up, None, module.act_fn))
 
 

@@ -122,11 +122,6 @@ class Difficulty(PipelineStep[DifficultyStep]):
 
     use = "difficulty"
 
-    @property
-    def label(self) -> str:
-        """Name of the model in ``model_difficulty``."""
-        return self._settings.model_label
-
     def identity(self, context: Context) -> Any:
         sampler = self._settings.sampler
         costs = {"max_rows", "memory_limit_mb", "threads", "device"}  # do not affect samples
@@ -175,7 +170,7 @@ class Difficulty(PipelineStep[DifficultyStep]):
         wanted = sum(count.total for name, count in counts.items() if name not in overlong)
         made = sum(len(count.indices) for count in counts.values())
         document = {
-            "model": self.label,
+            "model": settings.model_label,
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
             "samples": {"wanted": wanted, "made": made, "saved": wanted - made},
@@ -281,9 +276,8 @@ class Difficulty(PipelineStep[DifficultyStep]):
     ) -> None:
         """Show the largest cost of sampling. For many samples, a pilot over a few problems estimates the time."""
         missing = sum(counts[problem.id].missing for some in groups.values() for problem in some)
-        context.watcher.note(
-            f"{self.label}: {missing} samples to make at most, {missing * self._settings.max_tokens} tokens at most"
-        )
+        label, tokens_each = self._settings.model_label, self._settings.max_tokens
+        context.watcher.note(f"{label}: {missing} samples to make at most, {missing * tokens_each} tokens at most")
         # a pilot is pointless if it is a large part of the work
         if missing < 4 * _PILOT:
             return
@@ -298,7 +292,7 @@ class Difficulty(PipelineStep[DifficultyStep]):
 
     def decide(self, folder: StepFolder) -> Decide:
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
-        counts, overlong = document["counts"], document["overlong"]
+        counts, overlong, label = document["counts"], document["overlong"], self._settings.model_label
 
         def one(entry: Entry) -> Decision:
             name = sampled_name(entry)
@@ -309,9 +303,9 @@ class Difficulty(PipelineStep[DifficultyStep]):
                 return Drop("no sample could be judged", f"{total} samples")
             if self._settings.keep == "sometimes" and correct in (0, counted):
                 word = "never solved" if correct == 0 else "always solved"
-                return Drop(f"{word} by {self.label}", f"{correct} of {counted} judged samples right, N = {total}")
-            difficulty = {**entry.difficulty, self.label: failures_of_sixteen(correct, counted)}
-            rates = {**entry.notes.get("pass_rate", {}), self.label: [correct, counted]}
+                return Drop(f"{word} by {label}", f"{correct} of {counted} judged samples right, N = {total}")
+            difficulty = {**entry.difficulty, label: failures_of_sixteen(correct, counted)}
+            rates = {**entry.notes.get("pass_rate", {}), label: [correct, counted]}
             return replace(entry, difficulty=difficulty, notes={**entry.notes, "pass_rate": rates})
 
         return by_entry(one)

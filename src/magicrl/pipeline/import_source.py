@@ -73,7 +73,7 @@ class EntryReader:
                 )
         self._check_wanted(row.record)
         if is_entry(row.record):
-            return self._taken_over(entry_of(row.record), row.where)
+            return self._of_another_run(entry_of(row.record), row.where)
         try:
             read = self._reader.read(row) if given is None else self._given(row, given)
         except Quarantined as error:
@@ -106,7 +106,7 @@ class EntryReader:
             notes=read.notes,
         )
 
-    def _taken_over(self, entry: Entry, where: str) -> Entry:
+    def _of_another_run(self, entry: Entry, where: str) -> Entry:
         """Return a row of another run's output, unchanged except for a template of this source."""
         source = self.source
         self._check_ability(entry.ability, where)
