@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 from typing import TYPE_CHECKING, Any
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    # torch's threads (GNU OpenMP) wait for each other by spinning, which another program on one core makes many times
+    # longer: then they should sleep early. Read when torch is loaded.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 if TYPE_CHECKING:
     from magicrl.commands.eval import Evaluation, evaluate

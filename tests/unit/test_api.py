@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -81,6 +82,19 @@ def test_importing_magicrl_loads_nothing_else() -> None:
     assert set(magicrl.__all__) <= set(dir(magicrl))
     with pytest.raises(AttributeError, match="has no attribute 'trane'"):
         _ = magicrl.trane  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@pytest.mark.parametrize(
+    ("variables", "spins"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
+)
+def test_torchs_threads_sleep_early_unless_the_user_says_otherwise(variables: dict[str, str], spins: str) -> None:
+    """GNU OpenMP, which torch loads, prints the settings that it read."""
+    own = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    program = [sys.executable, "-c", "import magicrl, torch"]
+    given = own | variables | {"OMP_DISPLAY_ENV": "verbose"}
+    done = subprocess.run(program, check=True, capture_output=True, text=True, env=given)
+    assert f"GOMP_SPINCOUNT = '{spins}'" in done.stderr
 
 
 @pytest.mark.parametrize(
