@@ -103,17 +103,31 @@ class SamplingParams:
         max_tokens: T, the response-length limit in tokens (the end token included).
         seed: the run seed. With ``RolloutRequest.draw``, the sample's index and the token's position it
             is all that a random number depends on.
+        top_p: Only the most likely tokens that together have this probability are sampled. 1 in training, whose
+            log-probs are those of the whole distribution.
+        top_k: Only this many most likely tokens are sampled; 0: all. Applies before ``top_p``.
     """
 
     temperature: float
     max_tokens: int
     seed: int = 0
+    top_p: float = 1.0
+    top_k: int = 0
 
     def __post_init__(self) -> None:
         if self.temperature < 0:
             raise ValueError(f"temperature must be >= 0, got {self.temperature}")
         if self.max_tokens < 1:
             raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be >= 0, got {self.top_k}")
+
+    @property
+    def truncates(self) -> bool:
+        """Whether unlikely tokens are excluded."""
+        return self.top_p < 1 or self.top_k > 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

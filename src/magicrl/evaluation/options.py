@@ -108,6 +108,10 @@ class EvaluationOptions:
     """Samples per problem; default: the preset's, or 1."""
     temperature: float | None = None
     """Sampling temperature; default: the preset's, or 1. 0 is greedy."""
+    top_p: float | None = None
+    """Sample only from the most likely tokens that together have this probability; default: the preset's, or 1."""
+    top_k: int = 0
+    """Sample only from this many most likely tokens; 0: all."""
     max_tokens: int | None = None
     """The response limit; default: the preset's, or 4096."""
     fresh_limits: Counts | None = None
@@ -217,7 +221,10 @@ class EvaluationOptions:
         """Sampling parameters, with the seed from which each benchmark's is derived."""
         temperature = self.defaults.temperature if self.temperature is None else self.temperature
         max_tokens = self.defaults.max_tokens if self.max_tokens is None else self.max_tokens
-        return SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=self.seed)
+        top_p = self.defaults.top_p if self.top_p is None else self.top_p
+        return SamplingParams(
+            temperature=temperature, max_tokens=max_tokens, seed=self.seed, top_p=top_p, top_k=self.top_k
+        )
 
     def samples_for(self, benchmark: str) -> int:
         """Return the number of samples per problem of a benchmark."""

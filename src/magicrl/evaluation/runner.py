@@ -251,13 +251,15 @@ def decides_of(benchmark: LoadedBenchmark, options: EvaluationOptions, max_token
         # named one by one, so that an option of training is no difference between evaluations; the seed is the user's,
         # from which each benchmark's is derived
         "sampling": {
-            "top_p": 1.0,
+            "top_p": options.sampling.top_p,
             "temperature": options.sampling.temperature,
             "max_tokens": max_tokens,
             "seed": options.sampling.seed,
         },
         "judging": {**asdict(options.judging), "time_limit": options.time_limit},
     }
+    if options.sampling.top_k:  # earlier evaluations have no such entry
+        decides["sampling"]["top_k"] = options.sampling.top_k
     judge = options.judge_settings
     if judge is not None and any("judge" in reward_names(problem.verifier) for problem in benchmark.problems):
         # the address and speed of the judge decide no score

@@ -64,7 +64,9 @@ def _header(
     judged = sum("scores" in sample for sample in samples)
     score = {"name": "magicrl", "scorer": "magicrl", "metrics": metrics}
     sampling: Mapping[str, Any] = settings.get("sampling", {})
-    generation = {key: sampling[key] for key in ("temperature", "max_tokens", "seed") if key in sampling}
+    generation = {
+        key: sampling[key] for key in ("temperature", "top_p", "top_k", "max_tokens", "seed") if key in sampling
+    }
     return {
         "version": 2,
         "status": "success",

@@ -32,7 +32,7 @@ from magicrl.records import Completion, FinishReason, RolloutRequest
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, with_begun
 from magicrl.rollout.rows import RowTable, Work, pack_work, unpack_work
-from magicrl.rollout.sampling import on_host, sample_tokens
+from magicrl.rollout.sampling import likely_tokens, on_host, sample_tokens
 
 _Ended = tuple[GroupProgress, int, Completion]  # group, sample index and completion of a sample that has ended
 _ROOM = 128  # tokens of a block of prompts
@@ -456,6 +456,9 @@ class InProcessEngine(SchedulingEngine):
         """Give each of ``rows`` its next token; retire and return those that end."""
         table = self._work.rows
         taus, points = table.column("temperature", rows), table.next_uniforms(rows)
+        top_p, top_k = (table.column(name, rows) for name in ("top_p", "top_k"))
+        if (top_p < 1).any() or top_k.any():
+            logits = likely_tokens(logits[:, : self._valid_vocab], taus, top_p, top_k)
         tokens, logprobs, entropies = on_host(sample_tokens(logits, taus, points, self._valid_vocab, exact=self._exact))
         # one NaN or +inf among a row's logits makes its log-prob NaN, so this checks all of them
         if not np.isfinite(logprobs).all():

@@ -14,7 +14,15 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from magicrl.records import Completion, FinishReason, RolloutRequest, frozen_floats, frozen_tokens, is_logprob
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    RolloutRequest,
+    SamplingParams,
+    frozen_floats,
+    frozen_tokens,
+    is_logprob,
+)
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
 from magicrl_verifiers.served import ServerError, ServerSettings, ServerUsage, Transport, usage_of
@@ -223,7 +231,7 @@ class OpenAIEngine(SchedulingEngine):
             "model": settings.model,
             settings.max_tokens_field: sampling.max_tokens,
             "temperature": sampling.temperature,
-            "top_p": 1.0,
+            "top_p": sampling.top_p,
             # some servers keep an int32
             "seed": sample_seed(sampling.seed, request.draw, index, known=request.offset, bits=31),
         }
@@ -233,10 +241,15 @@ class OpenAIEngine(SchedulingEngine):
             body["prompt"] = self._prompt(request)
         if self.is_vllm:
             # a server started with the model's recommended settings applies them unless others are sent
-            body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+            body |= {"top_k": sampling.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
             body |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "return_token_ids": True}
             if self._end_tokens:
                 body["stop_token_ids"] = self._end_tokens
+        elif sampling.top_k:
+            raise ValueError(
+                f"top_k = {sampling.top_k}: only vLLM's server surely applies it; if this one has such a field, give "
+                'it as extra = {"top_k": ...} instead'
+            )
         if settings.logprobs if settings.logprobs is not None else self.is_vllm:
             body["logprobs"] = True if chat else 1
         # last: the user's fields override, and None removes a field
@@ -269,7 +282,7 @@ class OpenAIEngine(SchedulingEngine):
         return Completion(
             tokens=frozen_tokens(ids),
             text=text,
-            sampler_logprobs=self._logprobs(choice, request.sampling.temperature, len(ids)),
+            sampler_logprobs=self._logprobs(choice, request.sampling, len(ids)),
             sampler_entropies=None,
             finish_reason=_REASONS[stated],
             policy_version=self._version,
@@ -302,9 +315,10 @@ class OpenAIEngine(SchedulingEngine):
             )
         return text
 
-    def _logprobs(self, choice: dict[str, Any], temperature: float, count: int) -> Any:
+    def _logprobs(self, choice: dict[str, Any], sampling: SamplingParams, count: int) -> Any:
         """Return log-probs ``[T]`` of the sampling distribution; empty if they may be of another one."""
-        known = self.settings.processed_logprobs or temperature in (0.0, 1.0)
+        plain = sampling.temperature in (0.0, 1.0) and not sampling.truncates
+        known = self.settings.processed_logprobs or plain
         values = _stated_logprobs(choice) if known else []
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
             values = []

@@ -48,6 +48,8 @@ _ROW = np.dtype(
         ("last", np.int64),  # the token to feed next
         ("known", np.int64),  # tokens sampled before an interruption, in the buffers from the start
         ("temperature", np.float64),
+        ("top_p", np.float64),
+        ("top_k", np.int64),
         ("seed", np.uint64),
         ("draw", np.uint64),
         ("sample", np.uint64),
@@ -97,7 +99,8 @@ class RowTable:
             row["count"] = 0
             row["limit"] = request.sampling.max_tokens
             row["known"] = 0
-            row["temperature"] = request.sampling.temperature
+            for name in ("temperature", "top_p", "top_k"):
+                row[name] = getattr(request.sampling, name)
             row["seed"] = request.sampling.seed
             row["draw"] = request.draw
             row["sample"] = sample

@@ -62,6 +62,7 @@ def uniforms(seed: ArrayLike, draw: ArrayLike, sample: ArrayLike, position: Arra
 
 
 _BLOCK = 256
+_LIKELY = 256  # most likely tokens in which top-p is sought first
 _CHUNK_ELEMENTS = 1 << 18  # logits handled at once: the passes over them then stay in the cache
 
 Sampled = tuple[Tensor, Tensor, Tensor]
@@ -124,6 +125,42 @@ def sample_tokens(
         return parts[0]
     tokens, logprobs, entropies = (torch.cat(part) for part in zip(*parts, strict=True))
     return tokens, logprobs, entropies
+
+
+def likely_tokens(
+    logits: Tensor, temperature: NDArray[np.float64], top_p: NDArray[np.float64], top_k: NDArray[np.int64]
+) -> Tensor:
+    """Return the logits with -inf for the tokens that top-k, and then top-p, exclude.
+
+    A token as likely as the last one that is kept is kept, too.
+
+    Args:
+        logits: ``[R, V]`` of any float type.
+        temperature: ``[R]`` tau, which applies before both; 0 counts as 1.
+        top_p: ``[R]`` in (0, 1]: keep the fewest most likely tokens that together have this probability.
+        top_k: ``[R]``: keep this many; 0: all.
+
+    Returns:
+        ``[R, V]`` in float32, float64 if the logits are float64.
+    """
+    scaled = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32)
+    taus, shares = (torch.from_numpy(a).to(scaled)[:, None] for a in (np.where(temperature > 0, temperature, 1), top_p))
+    counts = torch.from_numpy(np.where(top_k > 0, top_k, logits.shape[1])).to(logits.device)[:, None]
+    whole = (scaled / taus).logsumexp(-1, keepdim=True)
+    size = max(_LIKELY, int(top_k.max()))
+    while True:
+        size = min(size, logits.shape[1])
+        values = scaled.topk(size).values
+        places = torch.arange(size, device=logits.device)
+        weights = (values / taus - whole).exp().masked_fill(places >= counts, 0.0)
+        total = torch.where(counts <= size, weights.sum(-1, keepdim=True), 1.0)
+        kept = (weights.cumsum(-1) - weights < shares * total) & (places < counts)
+        if size == logits.shape[1] or not bool((kept[:, -1:] & (counts > size) & (shares < 1)).any()):
+            break
+        size *= 8
+    last = values.gather(-1, (kept.sum(-1, keepdim=True) - 1).clamp(min=0))  # NaN keeps none, and is reported later
+    last = last.masked_fill((shares == 1) & (counts >= logits.shape[1]), -torch.inf)
+    return scaled.masked_fill(scaled < last, -torch.inf)
 
 
 def _sample_by_kernel(logits: Tensor, factor: Tensor, points: Tensor, greedy: Tensor | None) -> Sampled:

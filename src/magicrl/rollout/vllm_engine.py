@@ -491,9 +491,9 @@ class VllmEngine(SchedulingEngine):
         request, known = pending.group.request, len(pending.given)
         return SamplingParams(
             temperature=request.sampling.temperature,
-            # All of these are off, because log-probs must be those of the plain softmax at tau.
-            top_p=1.0,
-            top_k=0,
+            top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            # These are off, because log-probs must be those of the plain softmax at tau.
             min_p=0.0,
             repetition_penalty=1.0,
             # vLLM counts the given tokens as prompt, T counts them as response.

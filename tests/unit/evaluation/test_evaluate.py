@@ -339,6 +339,21 @@ def test_programs_are_not_voted_on(tiny_models: tuple[Path, Path], sums: Path, t
     assert document["answered_and_stopped"] is None
 
 
+def test_the_likeliest_token_alone_is_greedy_decoding(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    greedy = results(run(tiny_models[0], sums, tmp_path / "greedy", replace(SETTINGS, temperature=0.0, samples=1)))
+    for name, changes in {"top-k": {"top_k": 1}, "top-p": {"top_p": 1e-6}}.items():
+        likeliest = results(run(tiny_models[0], sums, tmp_path / name, replace(SETTINGS, **changes)))
+        assert likeliest["accuracy"]["mean"] == greedy["accuracy"]["mean"]
+        assert likeliest["length"]["mean"] == greedy["length"]["mean"]
+        assert likeliest["settings"]["sampling"].items() >= changes.items()
+    with pytest.raises(ValueError, match=r"top_p must be above 0 and at most 1, got 1\.5"):
+        arguments(top_p=1.5)
+    with pytest.raises(ValueError, match="top_k must be >= 0, got -1"):
+        arguments(top_k=-1)
+
+
 def test_greedy_decoding_takes_one_sample_whatever_the_preset_says() -> None:
     greedy = arguments(temperature=0.0, preset="report")
     assert greedy.samples_for("aime24") == 1

@@ -218,6 +218,27 @@ def test_limits_and_temperatures_may_differ_within_a_batch(
         assert {len(c) for c in group.completions} == {group.request.sampling.max_tokens}
 
 
+def test_top_p_and_top_k_apply_to_their_own_requests(
+    make_reference: Make, make_engine: Make, make_request: Make
+) -> None:
+    """Mixed in one batch, two exclude all but the likeliest token, so they are greedy; the third is unchanged."""
+    model = make_reference("llama")
+
+    def request(draw: int, temperature: float = 1.0, **changes: Any) -> RolloutRequest:
+        made = make_request(draw, [1, 2, 3], limit=12, temperature=temperature)
+        return replace(made, sampling=replace(made.sampling, **changes))
+
+    mixed = [request(0, top_k=1), request(0, top_p=1e-6), request(1), request(2, top_k=3)]
+    requests = [replace(one, draw=draw) for draw, one in enumerate(mixed)]
+    first, second, plain, three = tokens_of(drain(make_engine(model, valid_vocab=30), requests))
+    (greedy,) = tokens_of(drain(make_engine(model, valid_vocab=30), [request(0, temperature=0.0)]))
+    assert first == second == greedy
+    (alone,) = tokens_of(drain(make_engine(model, valid_vocab=30), [replace(request(2), draw=2)]))
+    assert plain == alone
+    assert len({tuple(tokens) for tokens in three}) > 1
+    assert three != tokens_of(drain(make_engine(model, valid_vocab=30), [replace(request(3), draw=3)]))[0]
+
+
 def test_padded_vocabulary_is_never_sampled(make_reference: Make, make_engine: Make, make_requests: Make) -> None:
     model = make_reference("llama")
     requests = [r for r in make_requests(count=10, limit=25) if r.prompt_tokens.max() < 30]

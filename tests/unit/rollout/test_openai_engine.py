@@ -140,6 +140,18 @@ def test_every_sample_is_asked_for_once_with_its_own_repeatable_seed() -> None:
     assert not {"top_k", "return_token_ids", "logprobs"} & sent.keys()  # other servers reject unknown fields
 
 
+def test_top_k_is_refused_by_a_server_that_may_ignore_it() -> None:
+    asked = request(0, group_size=1)
+    asked = replace(asked, sampling=replace(asked.sampling, top_k=20))
+    with (
+        scripted(listing(lambda asked: completion())) as server,
+        engine_on(server) as engine,
+        pytest.raises(ValueError, match=r"top_k = 20: only vLLM's server surely applies it.*extra"),
+    ):
+        engine.submit([asked])
+    assert not server.posts
+
+
 def indexed(group: RolloutGroup) -> list[tuple[int, Any]]:
     return list(zip(group.request.indices, group.completions, strict=True))
 
@@ -154,6 +166,9 @@ def test_vllm_gets_token_ids_and_none_of_the_models_recommended_settings() -> No
             (sample,) = engine.finished_samples()
             engine.submit([request(prompt=(5, 6), group_size=1, temperature=0.7)])
             (warm,) = engine.finished_samples()
+            likely = request(prompt=(5, 6), group_size=1, temperature=1.0)
+            engine.submit([replace(likely, sampling=replace(likely.sampling, top_p=0.9, top_k=20))])
+            (truncated,) = engine.finished_samples()
             with pytest.raises(ValueError, match="exceeds the context of 20"):
                 engine.submit([request(prompt=range(13))])
         with engine_on(server, processed_logprobs=True, max_context=12) as engine:
@@ -163,10 +178,12 @@ def test_vllm_gets_token_ids_and_none_of_the_models_recommended_settings() -> No
     sent = server.posts[0].body
     assert sent["prompt"] == [5, 6]
     assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (0, 0.0, 1.0)
+    assert (server.posts[2].body["top_p"], server.posts[2].body["top_k"]) == (0.9, 20)
     assert sample.completion.tokens.tolist() == [4, 0]
     assert sample.completion.sampler_logprobs.tolist() == [-0.5, -0.25]
     assert sample.completion.sampler_entropies is None
     assert len(warm.completion.sampler_logprobs) == 0, "raw log-probs are not those at temperature 0.7"
+    assert len(truncated.completion.sampler_logprobs) == 0, "nor those of the likely tokens alone"
     assert certain.completion.sampler_logprobs.tolist() == [-0.5, -0.25]
 
 

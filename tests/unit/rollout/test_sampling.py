@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from scipy.stats import chisquare, kstest
 
-from magicrl.rollout.sampling import philox4x32, sample_tokens, uniforms
+from magicrl.rollout.sampling import likely_tokens, philox4x32, sample_tokens, uniforms
 
 
 @pytest.mark.parametrize(
@@ -151,3 +151,46 @@ def test_bfloat16_logits_are_computed_in_float32() -> None:
     assert logprobs.dtype == torch.float32
     expected = torch.log_softmax(logits.float(), -1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(logprobs, expected)
+
+
+def kept(probabilities: list[float], tau: float = 1.0, top_p: float = 1.0, top_k: int = 0) -> list[int]:
+    logits = torch.tensor([probabilities], dtype=torch.float64).log()
+    found = likely_tokens(logits, np.array([tau]), np.array([top_p]), np.array([top_k]))
+    assert torch.equal(found[found.isfinite()], logits[found.isfinite()])
+    return found[0].isfinite().nonzero()[:, 0].tolist()
+
+
+def test_top_p_and_top_k_by_hand() -> None:
+    four = [0.1, 0.5, 0.15, 0.25]
+    assert kept(four) == [0, 1, 2, 3]
+    assert kept(four, top_p=0.5) == [1], "0.5 is enough"
+    assert kept(four, top_p=0.51) == [1, 3]
+    assert kept(four, top_p=0.91) == [0, 1, 2, 3]
+    assert kept(four, top_k=3) == [1, 2, 3]
+    assert kept(four, top_k=3, top_p=0.8) == [1, 3], "of the three's 0.9 they have 0.833"
+    assert kept(four, tau=0.5, top_p=0.72) == [1], "at tau 0.5 the first has 0.25 / 0.345 = 0.725"
+    assert kept([0.4, 0.3, 0.3], top_k=2) == [0, 1, 2], "equally likely tokens are both kept"
+    assert kept(four, tau=0.0, top_p=0.51) == [1, 3], "at 0 the probabilities are those of tau 1"
+    assert kept(four, top_k=9) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("spread", [0.05, 3.0])  # top-p keeps most of the vocabulary, and a few tokens
+def test_top_p_and_top_k_equal_a_sorted_list(spread: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(6, 3000, generator=generator, dtype=torch.float64) * spread
+    tau, top_p = np.array([1.0, 0.6, 1.0, 0.0, 1.3, 1.0]), np.array([0.9, 0.95, 1.0, 0.5, 0.999, 1.0])
+    top_k = np.array([0, 0, 700, 20, 2000, 0])
+    found = likely_tokens(logits, tau, top_p, top_k)
+    for row in range(6):
+        order = logits[row].argsort(descending=True)[: top_k[row] or None].tolist()
+        weights = (logits[row, order] / (tau[row] or 1.0)).softmax(-1).tolist()
+        expected, mass = set[int](), 0.0
+        for token, weight in zip(order, weights, strict=True):
+            if mass < top_p[row]:
+                expected.add(token)
+            mass += weight
+        assert {*found[row].isfinite().nonzero()[:, 0].tolist()} == (expected if row < 5 else {*range(3000)})
+    tokens, logprobs, entropies = sample_tokens(found, tau, np.linspace(0, 0.999, 6), 3000)
+    whole = (found / torch.from_numpy(np.where(tau > 0, tau, 1.0))[:, None]).log_softmax(-1)
+    torch.testing.assert_close(logprobs, whole.gather(1, tokens[:, None])[:, 0])
+    torch.testing.assert_close(entropies, torch.special.entr(whole.exp()).sum(-1))

@@ -35,6 +35,7 @@ LIMIT = 24
 SCENARIO = """
 import json, random, sys
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 import torch
 from transformers import AutoModelForCausalLM
 from magicrl.models.packing import ATTENTION_NAME, register_attention
@@ -113,6 +114,11 @@ engine.submit([request(1, (1, 4)), request(0, (5,))])
 seen["part"] = [
     row(g.request.draw, i, c) for g in engine.finished() for i, c in zip(g.request.indices, g.completions, strict=True)
 ]
+likely = request(0)
+engine.submit([replace(likely, sampling=replace(likely.sampling, **one)) for one in ({"top_k": 1}, {"top_p": 1e-6})])
+seen["likeliest"] = [row(0, s.index, s.completion)["tokens"] for s in engine.finished_samples()]
+engine.submit([request(0, (0,), temperature=0.0)])
+seen["greedy"] = [row(0, 0, s.completion)["tokens"] for s in engine.finished_samples()]
 engine.submit([request(0, (0,), seed=8)])
 seen["other seed"] = [row(0, 0, s.completion) for s in engine.finished_samples()]
 engine.submit([request(0, (0,), limit=2), request(0), request(2)])
@@ -252,6 +258,9 @@ class TestEngine:
         for row in greedy:
             assert row["tokens"] == sample.completion.tokens.tolist()
             np.testing.assert_allclose(row["logprobs"], sample.completion.sampler_logprobs, atol=1e-4)
+
+    def test_top_p_and_top_k_exclude_unlikely_tokens(self, seen: dict[str, Any]) -> None:
+        assert seen["likeliest"] == seen["greedy"] * 12
 
     def test_a_sample_is_the_same_alone_and_among_others(self, seen: dict[str, Any]) -> None:
         whole, part = by_place(seen["whole"]), by_place(seen["part"])
