@@ -64,7 +64,7 @@ def accepts(reference: str, answer: str) -> bool:
 
 TABLES = (
     "spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt", "outsiders_first.txt", "blind_boxed.txt",
-    "hostile_boxed.txt",
+    "hostile_boxed.txt", "counted_boxes.txt", "counted_blind.txt",
 )  # fmt: skip
 BOXED = [row for name in TABLES for row in table(name)]
 RUNNING = [

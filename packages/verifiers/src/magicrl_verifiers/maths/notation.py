@@ -117,7 +117,17 @@ _ANNOUNCED = re.compile(
     r"(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}\s*[:=]?\s*(?=.)",
     re.IGNORECASE,
 )
-_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed|square|Box|hfill)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
+_SAID = (
+    r"(?:所以|因此|因而|故|则|したがって|よって|따라서)?\s*[，,、]?\s*"
+    r"(?:(?:最终|最后|最終)?(?:答案?|结果|結果|答え|正解|정답|답)\s*(?:是|为|為|は|은|는|选|選)?\s*[:：]?|"
+    r"(?:一|总)?共有?|等于|合计|合計|全部で|모두|총|[应故]?[选選])\s*"
+)
+_ANNOUNCED_UNSPACED = re.compile(rf"(?:{_SAID}|\\text\s*\{{\s*{_SAID}\}}\s*)(?=[-\d$({{A-J]|\\(?!text))")
+"""Words that announce an answer in Chinese, Japanese or Korean, right before a formula, a number or a letter."""
+_AFTER = re.compile(
+    r"\s*(?:\\(?:checkmark|blacksquare|qed|square|Box|hfill)(?![A-Za-z])|\\text\s*\{\s*\.\s*\}|"
+    r"です|である|입니다|이다|[。．])"
+)
 _QUOTES = ("**", "`", '"')
 
 
@@ -197,7 +207,7 @@ def _without_layer(text: str) -> str:
         inside = text[len(quote) : -len(quote)]
         if inside and text.startswith(quote) and text.endswith(quote) and quote[0] not in inside:
             return inside.strip()
-    for pattern in (_BEFORE, _ANNOUNCED):
+    for pattern in (_BEFORE, _ANNOUNCED, _ANNOUNCED_UNSPACED):
         start = pattern.match(text)
         if start is not None and start.end() < len(text):
             return text[start.end() :]
@@ -423,6 +433,8 @@ _MONEY = {
     "euro": "€", "EUR": "€", "cent": "¢", "cents": "¢", "pounds": "£", "GBP": "£", "yen": "¥", "JPY": "¥", "RMB": "¥",
     "CNY": "¥", "USD": "$", "INR": "₹", "Rs": "₹",
 }  # fmt: skip
+UNSPACED = r"[\u3041-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
+"""A character of Chinese, Japanese or Korean, where a counted noun follows its number without a space: ``7个``."""
 _PATTERN = re.compile(
     rf"(?P<space>[ \t\n]+|\$|\\(?:\(|\)|hspace\{{[^{{}}]*\}}))"
     r"|(?P<money>\\(?:euro|cents?|pounds|yen)(?![A-Za-z])|(?<![A-Za-z])(?:USD|EUR|GBP|INR|RMB|CNY|JPY|Rs)(?![A-Za-z])\.?)"
@@ -436,6 +448,9 @@ _PATTERN = re.compile(
     r"|(?P<dots>\.\.\.)"
     r"|(?P<number>\d+(?:\.\d+)?(?!\d)|\.\d+)"
     r"|(?P<letters>[A-Za-z]+)"
+    r"|(?P<either>或者?|または|또는)"
+    r"|(?P<both>以及|[和与與、])"
+    rf"|(?P<unspaced>(?:(?!或|または|또는|以及|[和与與]){UNSPACED})+)"
     r"|(?P<relation><=|>=|(?<![\d)}])!=|=<|[=<>])"  # 5!=120 is a factorial
     r"|(?P<bracket>\\[{}]|[()\[\]])"
     r"|(?P<power>\*\*)"
@@ -497,7 +512,7 @@ def _join_numbers(found: list[Token]) -> None:
 
 _SIMPLE: dict[str, tuple[Kind, str]] = {
     "degree": ("unit", "degree"), "percent": ("unit", "percent"), "row": ("cell", "row"), "dots": ("cmd", "ldots"),
-    "power": ("op", "^"),
+    "power": ("op", "^"), "either": ("sep", "or"), "both": ("sep", "and"),
 }  # fmt: skip
 
 
@@ -514,6 +529,8 @@ def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) 
         kind, text = _SIMPLE[group]
     elif group == "short":
         kind, text, roman = "word", value[:-1], True
+    elif group == "unspaced":
+        kind, roman = "word", True
     elif group in ("money", "currency"):
         kind, text = "unit", _MONEY.get(value.strip("\\."), value.lstrip("\\"))
     elif group == "number":

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from importlib.resources import files
 from itertools import pairwise
 from types import MappingProxyType
+from typing import Any
 
 from magicrl_verifiers.maths.answers import (
     DEGREE,
@@ -33,7 +34,6 @@ from magicrl_verifiers.maths.answers import (
 from magicrl_verifiers.maths.formulas import parse
 from magicrl_verifiers.maths.literals import (
     MORE_SCALES,
-    SCALE_PREFIX,
     SCALES,
     amount,
     leading_number,
@@ -41,13 +41,14 @@ from magicrl_verifiers.maths.literals import (
     word_number,
     word_set,
 )
-from magicrl_verifiers.maths.notation import Token
+from magicrl_verifiers.maths.notation import UNSPACED, Token
 from magicrl_verifiers.maths.phrases import depths, said
 
+_DATA = tomllib.loads(files("magicrl_verifiers.maths").joinpath("units.toml").read_text(encoding="utf-8"))
 
-def _load() -> dict[str, Unit]:
+
+def _load(data: Mapping[str, Any]) -> dict[str, Unit]:
     """Return every unit by its name."""
-    data = tomllib.loads(files("magicrl_verifiers.maths").joinpath("units.toml").read_text(encoding="utf-8"))
     table: dict[str, Unit] = {}
     for row in data["unit"]:
         powers = (re.fullmatch(r"([A-Za-z]+)(-?\d*)", part) for part in row["dimension"].split())
@@ -66,9 +67,14 @@ def _load() -> dict[str, Unit]:
     return table
 
 
-UNITS = MappingProxyType(_load())
+UNITS = MappingProxyType(_load(_DATA))
+_COUNTED = re.compile(
+    f"(?:{'|'.join(sorted(_DATA['counters']['names'].split(), key=len, reverse=True))})"
+    f"[^{_DATA['counters']['changed_by']}]*"
+)
+"""Chinese, Japanese or Korean word for what is counted, with nothing behind it that changes the number."""
 _PERCENT = frozenset(("percent", "percentage", "pct", "%"))
-_DEGREES = frozenset(("degree", "degrees", "deg"))
+_DEGREES = frozenset(("degree", "degrees", "deg", "度", "도"))
 _ORDINALS = frozenset(("st", "nd", "rd", "th"))
 _ANY = frozenset(("unit", "units"))
 _POWERS = frozenset(("square", "sq", "cubic", "cu", "^", "2", "3"))
@@ -199,11 +205,11 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     # the words of a response may deny, hedge or give a second number; those of a reference answer do not
     if not trusted and (
         len(low) > _MAX_WORDS
-        or len(low) == len(low[0]) == 1  # 5k
+        or (len(low) == len(low[0]) == 1 and low[0].isascii())  # 5k
+        or any(re.search(UNSPACED, word) and not _COUNTED.fullmatch(word) for word in low)
         or low[0] in _OPERATIONS
         or any(word in _DOUBTS or word in _BOUNDS or amount((word,)) not in (None, 1) for word in low)
         or any(word in MORE_SCALES for word in low)
-        or re.match(SCALE_PREFIX, low[0])
         or part_of_one(low[0], alone=len(low) == 1)
     ):
         return None
