@@ -67,10 +67,6 @@ def rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def load_average() -> list[float]:
-    return [rounded(value) for value in os.getloadavg()]
-
-
 def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
     """Return the head of a result: command, machine, date, versions, commit, load, settings."""
     facts = environment_facts()
@@ -79,7 +75,7 @@ def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[
         "command": command(),
         "machine": {**facts, "memory_gib": rounded(psutil.virtual_memory().total / 2**30), "cpu": _cpu_name()},
         "allocator": allocator(),
-        "load_average_at_start": load_average(),
+        "load_average_at_start": [*map(rounded, os.getloadavg())],
         "settings": dict(settings),
     }
 
@@ -105,5 +101,5 @@ def write_figure(path: Path, found: Mapping[str, Any]) -> None:
 def write_case(path: Path, head: Mapping[str, Any], name: str, result: Mapping[str, Any], known: Sequence[str]) -> None:
     """Write a case with the ``document`` of its run into the JSON and keep the other ``known`` cases there."""
     cases = json.loads(path.read_text())["cases"] if path.exists() else {}
-    cases[name] = {"run": {**head, "load_average_at_end": load_average()}, **result}
+    cases[name] = {"run": {**head, "load_average_at_end": [*map(rounded, os.getloadavg())]}, **result}
     write_figure(path, {"cases": {name: cases[name] for name in known if name in cases}})

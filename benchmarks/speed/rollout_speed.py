@@ -221,11 +221,14 @@ def _everywhere(config: CompileConfig) -> CompileConfig:
 
 
 def tried_before(path: Path, case: str, machine: Mapping[str, Any], *packages: str) -> dict[str, Any]:
-    """Return `tried_settings` of the case in the file at ``path``, nothing if these packages or the CPU were others."""
-    found = json.loads(path.read_text())["cases"].get(case) if path.exists() else None
-    before = found["run"]["machine"] if found else {"versions": {}, "cpu": None}
-    same = all(before["versions"].get(name) == machine["versions"][name] for name in ("torch", *packages))
-    return found["peer"]["cpu_s"] if found and same and before["cpu"] == machine["cpu"] else {}
+    """Return `tried_settings` with these packages on this CPU, from the file or its namesake in a machine's folder."""
+    for file in filter(Path.exists, (path, *path.parent.glob(f"*/{path.name}"))):
+        found = json.loads(file.read_text())["cases"].get(case)
+        before = found["run"]["machine"] if found else {"versions": {}, "cpu": None}
+        same = all(before["versions"].get(name) == machine["versions"][name] for name in ("torch", *packages))
+        if same and before["cpu"] == machine["cpu"]:
+            return found["peer"]["cpu_s"]
+    return {}
 
 
 def tried_settings(case: Case) -> dict[str, Any]:

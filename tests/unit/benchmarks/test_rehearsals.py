@@ -35,6 +35,8 @@ def test_rollouts_beside_generate(tmp_path: Path) -> None:
         assert case["parts"]["rows_computed_over_needed"] == 1.0, "work for sequences that have ended"
         assert case["run"]["command"].startswith("python -m benchmarks.speed.rollout_speed --quick")
     before = json.loads((tmp_path / "found.json").read_text())["cases"]
+    (tmp_path / "this-kind").mkdir()
+    (tmp_path / "found.json").rename(tmp_path / "this-kind" / "found.json")
     again = rehearsed(tmp_path, "rollout_speed", "--quick", "--repetitions", "1", "--case", "tiny-equal")
     assert again["tiny-equal"]["peer"] == before["tiny-equal"]["peer"], "settings are tried once for their versions"
 
