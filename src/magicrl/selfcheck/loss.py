@@ -25,7 +25,7 @@ from magicrl.config.model_schema import ModelConfig
 from magicrl.records import Outcome, Problem, TrainBatch, TrainSample, Verdict, frozen_floats
 from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Proof, Setup, judged, relative_error, rollout_group, worst
-from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss, slow_scores
+from magicrl.selfcheck.slow_loss import NOT_DIVIDED, Response, reference_advantages, reference_loss, slow_scores
 from magicrl.selfcheck.slow_steps import whole_steps
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
@@ -225,9 +225,8 @@ def slow_responses(
     responses: list[Response] = []
     scored: list[tuple[Tensor, Tensor]] = []
     for group, members in enumerate(case.groups):
-        advantages = reference_advantages(
-            case.rewards[group], case.truncated[group], mask=case.mask, divide=case.loss != "dr_grpo"
-        )
+        divide = case.loss not in NOT_DIVIDED
+        advantages = reference_advantages(case.rewards[group], case.truncated[group], mask=case.mask, divide=divide)
         assert advantages is not None, "each group has a correct and a wrong response"
         for member, tokens in enumerate(members):
             if case.rewards[group][member] is None:

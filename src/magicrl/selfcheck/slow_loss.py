@@ -16,6 +16,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+NOT_DIVIDED = frozenset({"dr_grpo"})
+"""Losses whose advantages are not divided by the group's standard deviation."""
+WHOLE_RATIO = frozenset({"gspo"})
+"""Losses with one ratio per response, the geometric mean over its tokens."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Response:
@@ -148,7 +153,7 @@ def _token_objectives(
     geometric = torch.exp(sum(log_ratios[1:], start=log_ratios[0]) / len(steps))
     objectives: list[Tensor] = []
     for t, log_ratio in zip(steps, log_ratios, strict=True):
-        ratio = geometric if name == "gspo" else torch.exp(log_ratio)
+        ratio = geometric if name in WHOLE_RATIO else torch.exp(log_ratio)
         a, value = response.advantage, float(ratio.detach())
         if name == "nll":
             policy = logprobs[t]

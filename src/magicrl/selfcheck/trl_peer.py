@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from magicrl.models.loading import quiet_bars
 from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Proof, Setup, relative_error, worst
-from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss, slow_scores
+from magicrl.selfcheck.slow_loss import NOT_DIVIDED, Response, reference_advantages, reference_loss, slow_scores
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # silences a warning that rollout_func may change
 
@@ -157,7 +157,7 @@ def expected(
             [one["reward"] for one in members],
             [False] * len(members),
             mask="none",
-            divide=row != "dr_grpo",
+            divide=row not in NOT_DIVIDED,
             epsilon=1e-4,
         )
         assert advantages is not None

@@ -19,7 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from magicrl.selfcheck.loss import Case, T, library_samples, random_case, slow_loss, slow_responses, tiny_model
 from magicrl.selfcheck.setup import Proof, Setup, relative_error, worst
-from magicrl.selfcheck.slow_loss import Response
+from magicrl.selfcheck.slow_loss import NOT_DIVIDED, Response
 
 core: Any = importlib.import_module("verl.trainer.ppo.core_algos")  # without its partial types
 corrections: Any = importlib.import_module("verl.trainer.ppo.rollout_corr_helper")
@@ -99,7 +99,7 @@ def of_verl(case: Case, responses: Sequence[Response], scored: Sequence[tuple[Te
         for name in ("old", "sampler", "ref", "mask")
     )
     advantages = core.compute_grpo_outcome_advantage(
-        *outcomes(case, mask), norm_adv_by_std_in_grpo=case.loss != "dr_grpo"
+        *outcomes(case, mask), norm_adv_by_std_in_grpo=case.loss not in NOT_DIVIDED
     )[0]
     counts = {
         "dp_size": 1,

@@ -36,6 +36,7 @@ from magicrl.algorithms.token_weights import (
     sequence_sum,
 )
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.selfcheck.slow_loss import NOT_DIVIDED, WHOLE_RATIO
 from magicrl.training.step import with_policy_mask
 
 RHO = [1.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.9, 0.9]
@@ -113,8 +114,8 @@ def test_hand_computed_value(name):
 def test_the_table_holds_the_methods_the_recipes_may_name():
     assert set(LOSSES) == set(EXPECTED)
     assert LOSSES["dapo"].clip == (0.2, 0.28)
-    assert not LOSSES["dr_grpo"].normalise_std
-    assert all(row.normalise_std for name, row in LOSSES.items() if name != "dr_grpo")
+    assert {name for name, row in LOSSES.items() if not row.normalise_std} == NOT_DIVIDED
+    assert {name for name, row in LOSSES.items() if row.ratio_level == "sequence"} == WHOLE_RATIO
 
 
 NEW_LOSS = """
