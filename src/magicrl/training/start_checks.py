@@ -465,7 +465,7 @@ def _check_plugins(config: TrainConfig) -> None:
         entropy_controller(config.in_stage(index).entropy)  # a custom one may refuse a target
         clips += [f"stages.{index}.{name}" for name in names if name in stage.own()]
     if row.clip is None and clips:
-        raise RecipeError(f"algorithm.loss = {config.algorithm.loss!r} does not clip; leave it out", key=clips[0])
+        raise RecipeError(f"algorithm.loss = {config.algorithm.loss!r} has no clip to set; leave it out", key=clips[0])
 
 
 def with_needed_reference(config: TrainConfig) -> TrainConfig:

@@ -181,11 +181,11 @@ def test_an_unknown_name_is_told_before_anything_is_loaded(toy_recipe: Path, set
 
 def test_what_a_stage_cannot_change_is_told_before_training(toy_recipe: Path, tmp_path: Path) -> None:
     config = load_train_recipe(toy_recipe, ["algorithm.loss=pg", "stages.1.clip_high=0.3"])
-    with pytest.raises(RecipeError, match="'pg' does not clip; leave it out") as error:
+    with pytest.raises(RecipeError, match="'pg' has no clip to set; leave it out") as error:
         run_training(config, tmp_path / "run", NullObserver(), resume=False)
     assert error.value.key == "stages.1.clip_high"
     config = load_train_recipe(toy_recipe, ["algorithm.loss=pg", "algorithm.clip_low=0.3"])
-    with pytest.raises(RecipeError, match="'pg' does not clip; leave it out") as error:
+    with pytest.raises(RecipeError, match="'pg' has no clip to set; leave it out") as error:
         run_training(config, tmp_path / "run", NullObserver(), resume=False)
     assert error.value.key == "algorithm.clip_low"
     (tmp_path / "mine.py").write_text(
