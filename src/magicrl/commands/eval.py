@@ -330,7 +330,6 @@ _TYPED = {
     "reward": Annotated[str | None, Parameter(name=("--reward", "--verifier"))],
     "compare": Annotated[list[Path] | None, Parameter(negative=(), consume_multiple=True)],
     "list_": Annotated[Flag, Parameter(name="--list")],
-    **dict.fromkeys(("fresh_limits", "pass_at", "majority_at"), str | None),
 }
 command = as_command(
     evaluate,

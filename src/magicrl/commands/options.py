@@ -31,6 +31,7 @@ _AS_TYPED: Mapping[str, Any] = {
     "Data": str,
     "Reward": Annotated[str, Parameter(name=("--reward", "--verifier"))],
     "PathText": str,
+    "Counts": str,
     "Sequence[str]": Annotated[list[str], _REPEATED],
     "bool": Flag,
 }

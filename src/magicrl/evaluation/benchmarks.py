@@ -100,8 +100,8 @@ class BenchmarkSource:
 
 
 FILTERS = ("limit", "limit_seed")
-"""Options that leave out problems (`_read_all`). They are in the record of a job, and ``eval --run`` compares them with
-those of earlier evaluations."""
+"""Options that leave out problems (`_read_all`), None if off. They are in the record of a job, and ``eval --run``
+compares them with those of earlier evaluations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +196,9 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
         raise ValueError(f"benchmark {asked.name}: no problem can be used{why}")
     default = known.verifier if known is not None else GYM if asked.task is not None else "maths"
     problems = _finished(found, asked.name, options, default)
-    limited = options.limit is not None and len(problems) >= options.limit
+    # a limit above the size of the set leaves out nothing
+    unused = ("limit", "limit_seed") if options.limit is not None and len(problems) < options.limit else ()
+    filtered = any(getattr(options, name) is not None for name in FILTERS if name not in unused)
     narrowed = known is not None and options.days not in (None, known.window)
     size = known.problems if known is not None and known.problems is not None else len(problems)
     from_hub = known if asked.path is None else None
@@ -214,7 +216,7 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
             "template_given": options.template is not None,
             "template": options.template or sorted({read.template for read in found}),
         },
-        whole=known is not None and len(problems) == size and not (aside or limited or narrowed),
+        whole=known is not None and len(problems) == size and not (aside or filtered or narrowed),
     )
 
 

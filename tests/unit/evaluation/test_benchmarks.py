@@ -146,8 +146,11 @@ def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
     assert load_benchmark(parse_asked(f"aime24={file}"), arguments()).whole
     assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=10)).whole
+    assert load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=31, limit_seed=0)).whole
     assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(window="2024-01-01..")).whole
     assert not load_benchmark(parse_asked(str(file)), arguments()).whole
+    longer = write_lines(tmp_path / "longer.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(40)])
+    assert not load_benchmark(parse_asked(f"aime24={longer}"), arguments(limit=30)).whole
 
 
 STUB = 'import math\n\ndef half(x):\n    return x / 2\n\ndef root(x: float) -> float:\n    """Root of half.\n    """\n'
