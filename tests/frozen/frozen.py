@@ -581,6 +581,19 @@ def known(parts: list[str]) -> list[str]:
     return parts
 
 
+def in_order(before: Rows, after: Rows) -> Rows:
+    """Return the rows of ``after`` in the order of ``before``. A new row follows the row before it."""
+    known = None
+    new: dict[str | None, list[str]] = {}
+    for key in after:
+        if key in before:
+            known = key
+        else:
+            new.setdefault(known, []).append(key)
+    keys = [*new.get(None, ()), *(one for key in before if key in after for one in (key, *new.get(key, ())))]
+    return {key: after[key] for key in keys}
+
+
 def accept(parts: list[str], reason: str) -> None:
     """Write the records of these parts, and append date and reason to the log."""
     known(parts)
@@ -590,12 +603,12 @@ def accept(parts: list[str], reason: str) -> None:
         if PARTS[name].verdicts and not SHARED.is_dir():
             raise SystemExit(f"{name} needs ../shared/data, which is missing")
         uncompared.clear()
-        rows = PARTS[name].now()
-        lines = differences(name, read(name), rows)
+        kept, rows = read(name), PARTS[name].now()
+        lines = differences(name, kept, rows)
         if not lines:
             print(f"{name}: nothing changed")
             continue
-        write(name, rows)
+        write(name, in_order(kept, rows))
         with LOG.open("a", encoding="utf-8") as log:
             log.write(f"- {datetime.date.today()} `{name}`, {len(lines)} rows: {' '.join(reason.split())}\n")
         print(f"{name}: {len(lines)} rows accepted. The commit must state the reason: {reason}")

@@ -62,6 +62,13 @@ def test_verdicts_survive_being_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert frozen.read("maths") == rows | {"a 2 bare box": "~"}
 
 
+def test_rows_keep_their_order_and_new_ones_are_next_to_their_neighbours() -> None:
+    before = {"a": "1", "b": "2", "gone": "3", "c": "4"}
+    after = {"top": "0", "c": "4", "new": "5", "newer": "6", "b": "7", "a": "1"}
+    assert " ".join(frozen.in_order(before, after)) == "top a b c new newer"
+    assert frozen.in_order(before, after) == after
+
+
 def test_nothing_is_accepted_without_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frozen, "LOG", tmp_path / "log.md")
     for what, reason, said in (("schema", " ", "REASON"), ("schem", "better", "WHAT"), ("", "better", "WHAT")):
@@ -74,3 +81,7 @@ def test_nothing_is_accepted_without_a_reason(tmp_path: Path, monkeypatch: pytes
     assert "`schema`" in frozen.LOG.read_text()
     assert "better names" in frozen.LOG.read_text()
     assert frozen.check("schema") == []
+    first, *rest = frozen.read("schema").items()
+    frozen.write("schema", {**dict(rest), first[0]: "another"})
+    frozen.accept(["schema"], "the first again")
+    assert [*frozen.read("schema").items()] == [*rest, first]
