@@ -170,9 +170,9 @@ def entropy_metrics(
 def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     """Return accuracy, truncation and lengths over the step's whole buffer, before rejection.
 
-    ``train/accuracy_nontruncated`` is r_nontrunc of J = E[p_nontrunc * r_nontrunc] (Fig. 6). It is None where all
-    responses were truncated. The standard error is clustered by prompt: a prompt that was drawn twice is one
-    observation.
+    A response is correct if it was judged right and is not truncated. ``train/accuracy_nontruncated`` is r_nontrunc of
+    J = E[p_nontrunc * r_nontrunc] (Fig. 6). It is None where all responses were truncated. The standard error is
+    clustered by prompt: a prompt that was drawn twice is one observation.
     """
     rewards = np.concatenate([g.rewards[g.counted] for g in groups])
     correct = np.concatenate([g.correct[g.counted] for g in groups]).astype(np.float32)
