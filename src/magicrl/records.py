@@ -28,6 +28,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -94,6 +95,10 @@ class FinishReason(StrEnum):
     ABORTED = "aborted"
 
 
+TOKEN_FILTERS: Mapping[str, float | int] = MappingProxyType({"top_p": 1.0, "top_k": 0})
+"""Fields of `SamplingParams` that exclude unlikely tokens, and their values when off."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """Sampling parameters of a completion.
@@ -127,7 +132,7 @@ class SamplingParams:
     @property
     def truncates(self) -> bool:
         """Whether unlikely tokens are excluded."""
-        return self.top_p < 1 or self.top_k > 0
+        return any(getattr(self, name) != off for name, off in TOKEN_FILTERS.items())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -20,7 +20,7 @@ from magicrl.evaluation.options import EvaluationObserver, EvaluationOptions, Jo
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Incomplete, Meter, write_results
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow, differences
-from magicrl.records import Problem
+from magicrl.records import TOKEN_FILTERS, Problem
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl_verifiers import references
@@ -245,21 +245,23 @@ def _begun(
 
 def decides_of(benchmark: LoadedBenchmark, options: EvaluationOptions, max_tokens: int) -> dict[str, Any]:
     """Return everything but the engine that decides the samples and verdicts of a benchmark at a response limit."""
+    sampling = options.sampling
+    # earlier evaluations have an entry of top_p, and none of further filters
+    filters = {name: getattr(sampling, name) for name in TOKEN_FILTERS}
+    filters = {name: value for name, value in filters.items() if name == "top_p" or value != TOKEN_FILTERS[name]}
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,
         "problems": {"count": len(benchmark.problems), "sha256": problems_fingerprint(benchmark.problems)},
         # named one by one, so that an option of training is no difference between evaluations; the seed is the user's,
         # from which each benchmark's is derived
         "sampling": {
-            "top_p": options.sampling.top_p,
-            "temperature": options.sampling.temperature,
+            **filters,
+            "temperature": sampling.temperature,
             "max_tokens": max_tokens,
-            "seed": options.sampling.seed,
+            "seed": sampling.seed,
         },
         "judging": {**asdict(options.judging), "time_limit": options.time_limit},
     }
-    if options.sampling.top_k:  # earlier evaluations have no such entry
-        decides["sampling"]["top_k"] = options.sampling.top_k
     judge = options.judge_settings
     if judge is not None and any("judge" in reward_names(problem.verifier) for problem in benchmark.problems):
         # the address and speed of the judge decide no score

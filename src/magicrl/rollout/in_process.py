@@ -28,7 +28,7 @@ from magicrl.models.loading import device_name, peak_mb
 from magicrl.models.recurrent import keep_sequences_apart
 from magicrl.models.routing import Routers
 from magicrl.models.scorer import check_attention, check_isolation
-from magicrl.records import Completion, FinishReason, RolloutRequest
+from magicrl.records import TOKEN_FILTERS, Completion, FinishReason, RolloutRequest
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, with_begun
 from magicrl.rollout.rows import RowTable, Work, pack_work, unpack_work
@@ -456,9 +456,9 @@ class InProcessEngine(SchedulingEngine):
         """Give each of ``rows`` its next token; retire and return those that end."""
         table = self._work.rows
         taus, points = table.column("temperature", rows), table.next_uniforms(rows)
-        top_p, top_k = (table.column(name, rows) for name in ("top_p", "top_k"))
-        if (top_p < 1).any() or top_k.any():
-            logits = likely_tokens(logits[:, : self._valid_vocab], taus, top_p, top_k)
+        filters = {name: table.column(name, rows) for name in TOKEN_FILTERS}
+        if any((filters[name] != off).any() for name, off in TOKEN_FILTERS.items()):
+            logits = likely_tokens(logits[:, : self._valid_vocab], taus, **filters)
         tokens, logprobs, entropies = on_host(sample_tokens(logits, taus, points, self._valid_vocab, exact=self._exact))
         # one NaN or +inf among a row's logits makes its log-prob NaN, so this checks all of them
         if not np.isfinite(logprobs).all():

@@ -22,6 +22,7 @@ from torch import Tensor
 from magicrl.models.kv_cache import CacheShape, SlotCache
 from magicrl.models.recurrent import RecurrentState
 from magicrl.records import (
+    TOKEN_FILTERS,
     Completion,
     ExpertArray,
     FinishReason,
@@ -48,8 +49,7 @@ _ROW = np.dtype(
         ("last", np.int64),  # the token to feed next
         ("known", np.int64),  # tokens sampled before an interruption, in the buffers from the start
         ("temperature", np.float64),
-        ("top_p", np.float64),
-        ("top_k", np.int64),
+        *((name, type(off)) for name, off in TOKEN_FILTERS.items()),
         ("seed", np.uint64),
         ("draw", np.uint64),
         ("sample", np.uint64),
@@ -99,7 +99,7 @@ class RowTable:
             row["count"] = 0
             row["limit"] = request.sampling.max_tokens
             row["known"] = 0
-            for name in ("temperature", "top_p", "top_k"):
+            for name in ("temperature", *TOKEN_FILTERS):
                 row[name] = getattr(request.sampling, name)
             row["seed"] = request.sampling.seed
             row["draw"] = request.draw
@@ -234,8 +234,10 @@ class RowTable:
             self._rows["slot"][self.active] = slot
             self.active += 1
         table = self._rows[: self.active]
+        for name, off in TOKEN_FILTERS.items():
+            table[name] = off
         for name in _KEPT_FIELDS:
-            if f"field/{name}" in state:  # the state of an earlier version has no offset
+            if f"field/{name}" in state:  # the state of an earlier version has no offset and no filters
                 table[name] = state[f"field/{name}"].view(table[name].dtype)
         slots, width = table["slot"], state["tokens"].shape[1]
         for name, buffer in self._buffers.items():
