@@ -150,6 +150,12 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
     )
     opened = open_engine(options.engine, engine)
     try:
+        if options.sampling.truncates and not opened.engine.capabilities.filters:
+            raise RecipeError(
+                f"{options.engine} samples from all tokens; leave out --top-p and --top-k, or apply them there and "
+                "declare Capabilities(filters=True)",
+                key="--engine",
+            )
         opened = _with_environments(opened, benchmarks, options)
         if options.reasoning is None and opened.opens_reasoning:
             options = replace(options, reasoning="required")

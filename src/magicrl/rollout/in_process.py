@@ -108,7 +108,7 @@ class InProcessEngine(SchedulingEngine):
     ``max_rows`` gives the same tokens but for near-ties, since matrix products of another size round differently.
     """
 
-    capabilities = Capabilities(entropies=True, in_flight=True)
+    capabilities = Capabilities(entropies=True, filters=True, in_flight=True)
 
     def __init__(
         self,

@@ -222,7 +222,7 @@ class VllmEngine(SchedulingEngine):
         settings: Settings of the engine.
     """
 
-    capabilities = Capabilities(in_flight=True, sleep=True)
+    capabilities = Capabilities(filters=True, in_flight=True, sleep=True)
 
     def __init__(
         self,

@@ -25,6 +25,7 @@ from magicrl.rollout.engine_settings import EngineSettings
 SETTINGS = arguments(
     samples=4, max_tokens=16, seed=5, template="{prompt}", reward="exact", threads=1, max_rows=8, workers=1
 )
+EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
 class Watcher:
@@ -352,6 +353,15 @@ def test_the_likeliest_token_alone_is_greedy_decoding(
         arguments(top_p=1.5)
     with pytest.raises(ValueError, match="top_k must be >= 0, got -1"):
         arguments(top_k=-1)
+
+
+def test_an_engine_that_samples_from_all_tokens_is_refused(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    other = replace(SETTINGS, engine=f"{EXAMPLES / 'engine.py'}:make", top_k=3)
+    with pytest.raises(RecipeError, match="samples from all tokens; leave out --top-p and --top-k, or apply them"):
+        run(tiny_models[0], sums, tmp_path / "out", other)
+    assert not (tmp_path / "out").exists()
 
 
 def test_greedy_decoding_takes_one_sample_whatever_the_preset_says() -> None:
