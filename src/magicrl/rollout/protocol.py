@@ -63,7 +63,7 @@ class Capabilities:
         entropies: completions have the entropies of the sampling distribution.
         experts: completions have the experts that tokens were routed to. ``model.router_replay`` needs it.
         seeds: equal weights, requests and seeds give equal tokens.
-        filters: excludes unlikely tokens by ``top_p`` and ``top_k`` of `SamplingParams`. An evaluation with them needs it.
+        filters: excludes unlikely tokens by ``top_p`` and ``top_k``. An evaluation that sets them needs it.
         in_flight: requests may stay in flight over weight updates, evaluations and restarts. Asynchronous mode needs
             it: `advance`, `newest_weights`, `busy_seconds`, `snapshot`, `resume` and ``interrupt(keep=True)``, and for
             episodes `advance_samples` and `sampled_tokens`. Weights loaded between two tokens of a response leave its
