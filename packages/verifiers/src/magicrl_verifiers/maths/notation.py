@@ -118,11 +118,11 @@ _ANNOUNCED = re.compile(
     re.IGNORECASE,
 )
 _SAID = (
-    r"(?:所以|因此|因而|故|则|したがって|よって|따라서)?\s*[，,、]?\s*"
-    r"(?:(?:最终|最后|最終)?(?:答案?|结果|結果|答え|正解|정답|답)\s*(?:是|为|為|は|은|는|选|選)?\s*[:：]?|"
-    r"(?:一|总)?共有?|等于|合计|合計|全部で|모두|총|[应故]?[选選])\s*"
+    r"(?:所以|因此|因而|故|则|したがって|よって|따라서)?\s*+[，,、]?\s*+"
+    r"(?:(?:最终|最后|最終)?(?:答案?|结果|結果|答え|正解|정답|답)\s*+(?:是|为|為|は|은|는|选|選)?\s*+[:：]?|"
+    r"(?:一|总)?共有?|等于|合计|合計|全部で|모두|총|[应故]?[选選])\s*+"
 )
-_ANNOUNCED_UNSPACED = re.compile(rf"(?:{_SAID}|\\text\s*\{{\s*{_SAID}\}}\s*)(?=[-\d$({{A-J]|\\(?!text))")
+_ANNOUNCED_UNSPACED = re.compile(rf"(?:{_SAID}|\\text\s*+\{{\s*+{_SAID}\}}\s*+)(?=[-\d$({{A-J]|\\(?!text))")
 """Words that announce an answer in Chinese, Japanese or Korean, right before a formula, a number or a letter."""
 _AFTER = re.compile(
     r"\s*(?:\\(?:checkmark|blacksquare|qed|square|Box|hfill)(?![A-Za-z])|\\text\s*\{\s*\.\s*\}|"
