@@ -158,7 +158,7 @@ RUN = {
     "data.test.held_out.verifier": "exact",
 }  # fmt: skip
 MEASURED = re.compile(
-    r"second|time|date|version|commit|machine|path|folder|command|sha256|checksum|host|written|\.environment\.|\.source\.source"
+    r"second|time|date|version|commit|machine|path|folder|command|sha256|checksum|host|written|\.environment\.|\.source\.source$"
     r"|\.model\.model"
 )
 """Keys of ``results.json`` whose values depend on the machine or the time."""

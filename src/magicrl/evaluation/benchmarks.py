@@ -221,6 +221,7 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
 
 
 def _read_all(asked: BenchmarkSource, options: EvaluationOptions, window: Window) -> tuple[list[Read], list[str]]:
+    """Return the records that the filters leave, with their own source, level and date, and what is unusable."""
     if asked.task is not None:
         if options.limit_seed is not None:
             raise ValueError(
@@ -276,7 +277,7 @@ def _places(asked: BenchmarkSource) -> Iterator[Place]:
 
 
 def _finished(found: Sequence[Read], name: str, options: EvaluationOptions, verifier: str) -> tuple[Problem, ...]:
-    """Add the text around the prompts, the verifier, and the ids of the records."""
+    """Add the text around the prompts, the verifier, and the ids of the records. The benchmark is now their source."""
     problems: list[Problem] = []
     seen: Counter[str] = Counter()
     column_of_ids = "id" in options.columns
