@@ -49,7 +49,7 @@ def test_a_log_has_every_response_with_what_it_earned(folder: Path, tmp_path: Pa
     assert "messages" not in summaries[0]
     assert (header["version"], header["status"], header["eval"]["task"]) == (2, "success", "sums")
     assert header["eval"]["model"] == "models/start"
-    settings = {"temperature": 1.0, "max_tokens": 128, "seed": 0}
+    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 128, "seed": 0}
     assert header["eval"]["model_generate_config"] == header["plan"]["config"] == settings
     (score,) = header["results"]["scores"]
     assert (score["scored_samples"], score["unscored_samples"]) == (3, 1)
