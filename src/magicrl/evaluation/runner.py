@@ -253,8 +253,11 @@ def decides_of(benchmark: LoadedBenchmark, options: EvaluationOptions, max_token
     """Return everything but the engine that decides the samples and verdicts of a benchmark at a response limit."""
     sampling = options.sampling
     # earlier evaluations have an entry of top_p, and none of further filters
-    filters = {name: getattr(sampling, name) for name in TOKEN_FILTERS}
-    filters = {name: value for name, value in filters.items() if name == "top_p" or value != TOKEN_FILTERS[name]}
+    filters = {
+        name: value
+        for name, off in TOKEN_FILTERS.items()
+        if (value := getattr(sampling, name)) != off or name == "top_p"
+    }
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,
         "problems": {"count": len(benchmark.problems), "sha256": problems_fingerprint(benchmark.problems)},

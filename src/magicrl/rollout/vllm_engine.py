@@ -493,7 +493,8 @@ class VllmEngine(SchedulingEngine):
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
             top_k=request.sampling.top_k,
-            # These are off, because log-probs must be those of the plain softmax at tau.
+            # These are always off, as top-p and top-k are in training: its log-probs are those of the plain softmax at
+            # tau.
             min_p=0.0,
             repetition_penalty=1.0,
             # vLLM counts the given tokens as prompt, T counts them as response.

@@ -435,6 +435,7 @@ _MONEY = {
 }  # fmt: skip
 UNSPACED = r"[\u3041-\u30ff\u4e00-\u9fff\uac00-\ud7a3]"
 """A character of Chinese, Japanese or Korean, where a counted noun follows its number without a space: ``7个``."""
+_EITHER, _BOTH = "或者?|または|또는", "以及|[和与與、]"
 _PATTERN = re.compile(
     rf"(?P<space>[ \t\n]+|\$|\\(?:\(|\)|hspace\{{[^{{}}]*\}}))"
     r"|(?P<money>\\(?:euro|cents?|pounds|yen)(?![A-Za-z])|(?<![A-Za-z])(?:USD|EUR|GBP|INR|RMB|CNY|JPY|Rs)(?![A-Za-z])\.?)"
@@ -448,9 +449,7 @@ _PATTERN = re.compile(
     r"|(?P<dots>\.\.\.)"
     r"|(?P<number>\d+(?:\.\d+)?(?!\d)|\.\d+)"
     r"|(?P<letters>[A-Za-z]+)"
-    r"|(?P<either>或者?|または|또는)"
-    r"|(?P<both>以及|[和与與、])"
-    rf"|(?P<unspaced>(?:(?!或|または|또는|以及|[和与與]){UNSPACED})+)"
+    rf"|(?P<either>{_EITHER})|(?P<both>{_BOTH})|(?P<unspaced>(?:(?!{_EITHER}|{_BOTH}){UNSPACED})+)"
     r"|(?P<relation><=|>=|(?<![\d)}])!=|=<|[=<>])"  # 5!=120 is a factorial
     r"|(?P<bracket>\\[{}]|[()\[\]])"
     r"|(?P<power>\*\*)"

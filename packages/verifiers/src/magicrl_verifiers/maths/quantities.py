@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from importlib.resources import files
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
 
 from magicrl_verifiers.maths.answers import (
     DEGREE,
@@ -47,27 +46,27 @@ from magicrl_verifiers.maths.phrases import depths, said
 _DATA = tomllib.loads(files("magicrl_verifiers.maths").joinpath("units.toml").read_text(encoding="utf-8"))
 
 
-def _load(data: Mapping[str, Any]) -> dict[str, Unit]:
+def _load() -> dict[str, Unit]:
     """Return every unit by its name."""
     table: dict[str, Unit] = {}
-    for row in data["unit"]:
+    for row in _DATA["unit"]:
         powers = (re.fullmatch(r"([A-Za-z]+)(-?\d*)", part) for part in row["dimension"].split())
         # sorted, so that equal dimensions are equal tuples
         dimension = tuple(sorted((part[1], int(part[2] or 1)) for part in powers if part is not None))
         size, letters, names = Fraction(row["size"]), row.get("letters", "").split(), row["names"].split()
         table |= dict.fromkeys((*letters, *names), Unit("unit", dimension, size))
         if row.get("metric"):
-            for prefix, power in data["prefixes"]["letters"].items():
+            for prefix, power in _DATA["prefixes"]["letters"].items():
                 for letter in letters:
                     # a unit of that very name wins over a prefix and a letter
                     table.setdefault(prefix + letter, Unit("unit", dimension, size * Fraction(10) ** power))
-            for prefix, power in data["prefixes"]["names"].items():
+            for prefix, power in _DATA["prefixes"]["names"].items():
                 unit = Unit("unit", dimension, size * Fraction(10) ** power)
                 table |= dict.fromkeys((prefix + name for name in names), unit)
     return table
 
 
-UNITS = MappingProxyType(_load(_DATA))
+UNITS = MappingProxyType(_load())
 _COUNTED = re.compile(
     f"(?:{'|'.join(sorted(_DATA['counters']['names'].split(), key=len, reverse=True))})"
     f"[^{_DATA['counters']['changed_by']}]*"
