@@ -54,7 +54,7 @@ _PART = 16  # rows of one prompt that are computed together, over all threads
 _log = logging.getLogger(__name__)
 
 _Integers = NDArray[np.int64]
-_Blocks = tuple[_Integers, _Integers, int]  # addresses of blocks of keys, of values; tokens of a block
+_Blocks = tuple[Tensor, Tensor, int]  # addresses of blocks of keys, of values; tokens of a block
 
 
 def library() -> ctypes.CDLL | None:
@@ -446,7 +446,7 @@ class DecodeKernel:
             for start in range(begin, end, most)
         ]
         tables = (order, np.array(parts), owners, prompt_lengths, held)
-        self._tables = [np.ascontiguousarray(table, dtype=np.int64) for table in tables]
+        self._tables = [torch.from_numpy(np.ascontiguousarray(table, dtype=np.int64)) for table in tables]
         self._parts, self._most = len(parts), max(end - start for start, end in parts)
 
     def __call__(
@@ -467,8 +467,8 @@ class DecodeKernel:
         q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in by_row)
         rows, heads, dim = q.shape
         out = q.new_empty(1, rows, heads, dim)
-        stored = (x if isinstance(x, int) else x.ctypes.data for store in (prompts, responses) for x in store)
-        order, parts, *lengths = (table.ctypes.data for table in self._tables)
+        stored = (x if isinstance(x, int) else x.data_ptr() for store in (prompts, responses) for x in store)
+        order, parts, *lengths = (table.data_ptr() for table in self._tables)
         kernels().attend(
             _wide(q), out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(),
             k.stride(0), v.stride(0), *stored, order, parts, self._parts, self._most, *lengths, k.shape[1],

@@ -155,21 +155,20 @@ class BlockStore:
                 self.keys[layer], self.values[layer] = (
                     [store[-1][part][index] for store in self._stores] for part in (0, 1)
                 )
-        self._addresses: dict[int, tuple[Integers, Integers, int]] = {}
+        self._addresses: dict[int, tuple[Tensor, Tensor, int]] = {}
         self.states = {
             layer: RecurrentState(*(_zeros((places, *part.shape[1:]), part.dtype, device) for part in state))
             for layer, state in shape.states.items()
         }
         """State after the last token of each place, by layer."""
 
-    def addressed(self, layer: int) -> tuple[Integers, Integers, int]:
+    def addressed(self, layer: int) -> tuple[Tensor, Tensor, int]:
         """Return the addresses of a layer's blocks of keys and of values, and the width of a block. They never
         change.
         """
         if layer not in self._addresses:
             keys, values = (
-                np.array([block.data_ptr() for block in blocks[layer]], dtype=np.int64)
-                for blocks in (self.keys, self.values)
+                torch.tensor([block.data_ptr() for block in blocks[layer]]) for blocks in (self.keys, self.values)
             )
             self._addresses[layer] = keys, values, self.width
         return self._addresses[layer]

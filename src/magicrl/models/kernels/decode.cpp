@@ -117,9 +117,9 @@ struct Queries {
     }
   }
 
-  // A row on its way from memory into the cache.
+  // A row on its way from memory into the second cache, which waits for more reads at once than the first.
   void fetch(const T* row) const {
-    for (int i = 0; i < dim; i += 64 / int(sizeof(T))) _mm_prefetch((const char*)(row + i), _MM_HINT_T0);
+    for (int i = 0; i < dim; i += 64 / int(sizeof(T))) _mm_prefetch((const char*)(row + i), _MM_HINT_T1);
   }
 
   template <int N>
