@@ -75,7 +75,7 @@ def side_ratios(result: Mapping[str, Any], peer: str) -> tuple[float, ...]:
 
 def learner_ratios(case: learner_speed.Case, repetitions: int) -> tuple[float, ...]:
     """Return the ratio of TRL's and our CPU seconds of one update."""
-    return side_ratios(learner_speed.run_case(case, _one_thread(repetitions), memory=False), "trl")
+    return side_ratios(learner_speed.run_case(case, _one_thread(repetitions), {}, memory=False), "trl")
 
 
 def rollout_ratios(case: rollout_speed.Case, repetitions: int, setting: str = FIRST) -> tuple[float, ...]:

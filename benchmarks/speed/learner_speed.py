@@ -43,6 +43,7 @@ from benchmarks.speed.measure import (
     turns,
 )
 from benchmarks.speed.models import TINY, model_folder, parameters, plain_model
+from benchmarks.speed.rollout_speed import case_before
 from benchmarks.speed.trl_peer import PeerHooks, PeerSettings, learn
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.model_schema import ModelConfig, OptimizerConfig
@@ -96,12 +97,11 @@ class _Alternate(PeerHooks):
         self.times: dict[str, list[tuple[Turn, Times]]] = {"magicrl": [], "trl": []}
         self.agreement: dict[str, float] = {}
         self.our_loss = float("nan")
-        self.bound = bound()
 
     def before(self, number: int) -> None:
         turn = self._order[number]
         if turn.threads == 1:
-            self.bound = self._bound()
+            self._bound()
         if number % 2 == 0:
             self._run_ours(turn)
         torch.set_num_threads(turn.threads)
@@ -140,14 +140,16 @@ def agreement(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[
     }
 
 
-def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, Any]:
+def run_case(case: Case, order: Sequence[Turn], before: Mapping[str, Any], *, memory: bool) -> dict[str, Any]:
     """Measure both sides in turns, with the bound before each turn and, with ``memory``, the memory of each side.
 
-    Memory is measured first: later this process holds both models, and a child's model may be too much.
+    The peer's memory is that of ``before`` if it is of this case, because its compilation takes minutes. Memory is
+    measured first: later this process holds both models, and a child's model may be too much.
     """
+    known = {"trl": before["trl"]["memory"]} if before.get("case") == json.loads(json.dumps(asdict(case))) else {}
     sides: dict[str, Any] = {}
     for name in SIDES:
-        sides[name] = {"memory": memory_in_child(case, name) if memory else None}
+        sides[name] = {"memory": (known.get(name) or memory_in_child(case, name)) if memory else None}
     model = plain_model(model_folder(case.model), case.dtype)
     ours, products = Ours(case), GemmBound(model)
     hooks = _Alternate(order, ours, lambda: bound_seconds(case, products))
@@ -229,9 +231,6 @@ def least_tokens(case: Case) -> tuple[int, int]:
     return head - len(responses) + sum(prompts.values()), head
 
 
-# memory
-
-
 class _Second(PeerHooks):
     """Hooks that measure the second update, when moments exist."""
 
@@ -286,9 +285,6 @@ def memory_in_child(case: Case, side: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# settings
-
-
 def tune(case: Case) -> dict[str, Any]:
     """Return CPU seconds of one update in one thread, the last of some, for several settings of both sides."""
     rows: dict[str, float] = {}
@@ -336,7 +332,8 @@ def main() -> None:
             most = 1 if arguments.one_thread or case.model == TINY else None
             # float32 runs hold the same tensors as bfloat16 runs, at twice the size
             memory = case.dtype == "bfloat16" and not arguments.no_memory
-            result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=memory)
+            before = case_before(output, case.name, head["machine"], "trl")
+            result = run_case(case, turns(arguments.repetitions, most_threads=most), before, memory=memory)
             print(case.name, result["times_faster"], result["gradients"])
         if not arguments.tune and not plausible(result, SIDES):
             impossible.append(case.name)  # not written; the other cases still run

@@ -220,14 +220,14 @@ def _everywhere(config: CompileConfig) -> CompileConfig:
     return config
 
 
-def tried_before(path: Path, case: str, machine: Mapping[str, Any], *packages: str) -> dict[str, Any]:
-    """Return `tried_settings` with these packages on this CPU, from the file or its namesake in a machine's folder."""
+def case_before(path: Path, case: str, machine: Mapping[str, Any], *packages: str) -> dict[str, Any]:
+    """Return the case with these packages on this CPU, from the file or its namesake in a machine's folder, or {}."""
     for file in filter(Path.exists, (path, *path.parent.glob(f"*/{path.name}"))):
         found = json.loads(file.read_text())["cases"].get(case)
         before = found["run"]["machine"] if found else {"versions": {}, "cpu": None}
         same = all(before["versions"].get(name) == machine["versions"][name] for name in ("torch", *packages))
         if same and before["cpu"] == machine["cpu"]:
-            return found["peer"]["cpu_s"]
+            return found
     return {}
 
 
@@ -383,8 +383,9 @@ def main() -> None:
     for case in chosen(known, arguments.case):
         # two threads only slow down a model of 0.1M parameters
         most = 1 if arguments.one_thread or case.model == TINY else None
-        before = {} if arguments.tune else tried_before(arguments.output, case.name, head["machine"], "transformers")
-        result = run_case(case, turns(arguments.repetitions, most_threads=most), before or tried_settings(case))
+        before = {} if arguments.tune else case_before(arguments.output, case.name, head["machine"], "transformers")
+        tried = before["peer"]["cpu_s"] if before else tried_settings(case)
+        result = run_case(case, turns(arguments.repetitions, most_threads=most), tried)
         print(case.name, result["times_faster"], {side: result[side]["share_of_gemm_bound"] for side in SIDES})
         if not plausible(result, SIDES):
             raise SystemExit(f"{case.name}: faster than its own matrix products; the machine was disturbed")

