@@ -354,7 +354,9 @@ def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) ->
         message = f"needs at least {context.get('min_length', 1)} entry, each under [[{dotted}]]"
     value = details["input"]
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
-    return f"{dotted or '(the recipe)'}: {message}{shown}"
+    # many rules between settings begin with the setting
+    begins = "" if dotted and message.startswith(f"{dotted}.") else f"{dotted or '(the recipe)'}: "
+    return f"{begins}{message}{shown}"
 
 
 def _nearest(name: str, known: Sequence[str], title: str) -> str:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, cast, get_args
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 
 class Section(BaseModel):
-    """Table of a recipe. Unknown keys and numbers that are not finite are errors, and values cannot change later."""
+    """Table of a recipe. Values cannot change later.
+
+    These are errors: unknown keys, numbers that are not finite, and true or false for a number, which pydantic reads as
+    1 or 0.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     former_names: ClassVar[Mapping[str, str]] = {}
@@ -28,3 +33,26 @@ class Section(BaseModel):
                 text = f"{name} is now {cls.former_names[name]}; version 0.3 will not know the old name"
                 warnings.warn(text, FutureWarning, stacklevel=2)
         return renamed
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_truth_for_a_number(cls, table: Any) -> Any:
+        # pydantic forbids a validator of each field where a field chooses one of several tables
+        wrong = PydanticCustomError("number", "true or false is no value of this setting")
+        errors: list[InitErrorDetails] = []
+        for name, value in cast("dict[str, Any]", table).items() if isinstance(table, dict) else ():
+            values = cast("list[Any]", value) if isinstance(value, list | tuple) else [value]
+            field = cls.model_fields.get(name)
+            if (
+                field is not None
+                and any(isinstance(one, bool) for one in values)
+                and not _may_be_true(field.annotation)
+            ):
+                errors.append(InitErrorDetails(type=wrong, loc=(name,), input=value))
+        if errors:
+            raise ValidationError.from_exception_data(cls.__name__, errors)
+        return table
+
+
+def _may_be_true(annotation: Any) -> bool:
+    return annotation is bool or annotation is Any or any(map(_may_be_true, get_args(annotation)))

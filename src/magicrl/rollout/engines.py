@@ -241,4 +241,5 @@ def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
         first = error.errors(include_url=False, include_context=False)[0]
         name = ".".join(str(part) for part in first["loc"])
         given = without_secrets(str(first.get("input", "")))
-        raise RecipeError(f"--engine-option {name}={given}: {first['msg']}" if name else first["msg"]) from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise RecipeError(f"--engine-option {name}={given}: {message}" if name else message) from None

@@ -21,6 +21,7 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no address": ("openai", [], "OPENAI_BASE_URL"),
     "misspelt": ("openai", [NOWHERE, "concurency=8"], "did you mean 'concurrency'"),
     "no number": ("openai", [NOWHERE, "concurrency=many"], "--engine-option concurrency=many"),
+    "no positive number": ("openai", [NOWHERE, "concurrency=0"], "^concurrency must be positive, got 0"),
     "no mode": ("openai", [NOWHERE, "mode=talk"], "--engine-option mode=talk"),
     "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
     "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
