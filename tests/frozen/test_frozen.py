@@ -62,6 +62,21 @@ def test_verdicts_survive_being_written(tmp_path: Path, monkeypatch: pytest.Monk
     assert frozen.read("maths") == rows | {"a 2 bare box": "~"}
 
 
+def test_what_is_not_compared_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "RECORDS", tmp_path)
+    monkeypatch.setattr(frozen, "SHARED", tmp_path)
+    monkeypatch.setattr(frozen, "LOG", tmp_path / "log.md")
+    today = {"a 0 program": "P3/3", "a 1 program": "P1/1", "a 2 program": "W0/3"}
+
+    def judged() -> dict[str, str]:
+        return {key: token for key, token in today.items() if key not in frozen.uncompared}
+
+    monkeypatch.setitem(frozen.PARTS, "code", frozen.Part(judged, verdicts=True))
+    frozen.write("code", today | {"a 1 program": "~", "a 2 program": "P3/3"})
+    frozen.accept(["code"], "stricter")
+    assert frozen.read("code") == today | {"a 1 program": "~"}
+
+
 def test_rows_keep_their_order_and_new_ones_are_next_to_their_neighbours() -> None:
     before = {"a": "1", "b": "2", "gone": "3", "c": "4"}
     after = {"top": "0", "c": "4", "new": "5", "newer": "6", "b": "7", "a": "1"}
