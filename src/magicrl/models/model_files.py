@@ -8,6 +8,7 @@ once here.
 from __future__ import annotations
 
 import difflib
+import hashlib
 import json
 import re
 from pathlib import Path
@@ -41,6 +42,7 @@ JSON_FILES = (
 FETCHED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*")
 NOT_FETCHED = ("*/*", "consolidated*")
 LFS_POINTER = b"version https://git-lfs"
+_SAMPLES, _SAMPLED = 64, 4096  # samples of a weight file, and their bytes
 AGAIN = "the download may have been interrupted: fetch the model again"
 
 
@@ -159,6 +161,22 @@ def weight_paths(folder: Path, name: str) -> list[Path]:
             "convert them: load the model in transformers and save_pretrained it"
         )
     raise ValueError(f"model folder {name} has no weights (neither {WEIGHTS} nor {INDEX}); {AGAIN}")
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """Return a SHA-256 over each weight file's size and samples of its bytes: other weights have another one.
+
+    It reads at most 256 KiB of a file, since hashing all bytes of a large model takes minutes.
+    """
+    found = hashlib.sha256()
+    for path in weight_paths(folder, str(folder)):
+        size = path.stat().st_size
+        found.update(f"{path.name} {size}\n".encode())
+        with path.open("rb") as file:
+            for place in range(_SAMPLES):
+                file.seek(size * place // _SAMPLES)
+                found.update(file.read(_SAMPLED))
+    return found.hexdigest()
 
 
 def _similar(folder: Path) -> str:

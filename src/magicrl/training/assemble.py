@@ -16,6 +16,7 @@ from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.families import make_family
 from magicrl.data.sources import problems_fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
+from magicrl.models.model_files import find_model, weights_fingerprint
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_engine
@@ -66,6 +67,7 @@ class Built:
         sets |= {f"test/{name}": problems for name, problems in self.data.test.items()}
         return {
             "start_model": without_secrets(self.start.folder),
+            "start_weights": weights_fingerprint(find_model(self.start.folder)),
             "prompt_format": "chat template" if self.start.tokenizer.chat_template else "plain text",
             "start_model_licence": self.start.licence,
             "data": {

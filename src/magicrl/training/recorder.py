@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -118,7 +119,7 @@ class RunFolder:
 
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume extends its history."""
-        environment = {**environment_facts(), "threads": facts.get("threads")}
+        environment = {**environment_facts(), **{name: facts.get(name) for name in ("threads", "start_weights")}}
         custom = custom_files(config)
         if custom:
             environment["custom"] = custom
@@ -128,6 +129,11 @@ class RunFolder:
             environment["live"] = {key: text and without_secrets(text) for key, text in given.items()}
         if self.resumed:
             document = self._facts()
+            if changed := _other_task(document, environment, facts, config):
+                raise ValueError(
+                    f"{self.path}: since the run started, {' and '.join(changed)} changed, so results before and after "
+                    "the resume could not be compared; restore them, or start a new run with another --output"
+                )
             # One environment per attempt: only in the first one's environment is a resume bit-identical.
             document["environments"].append(environment)
             for ending in ("error", "ended", "learning"):
@@ -148,14 +154,12 @@ class RunFolder:
         """Return the differences between the first and current environment. Without any, a resume is bit-identical."""
         environments = self._facts()["environments"]
         first, last = environments[0], environments[-1]
-        keys = ("versions", "machine", "python", "threads")
-        other = [key for key in keys if first.get(key) != last.get(key)]
-        # The name in version 0.1.
-        files: list[dict[str, str]] = [one.get("custom", one.get("brought", {})) for one in (first, last)]
-        changed = [key for key in sorted({*files[0], *files[1]}) if files[0].get(key) != files[1].get(key)]
+        keys = ("versions", "machine", "python", "threads", "start_weights")
+        # an environment of an earlier version lacks some
+        other = [key for key in keys if first.get(key, last.get(key)) != last.get(key)]
         return [
             *(f"{key}: was {first.get(key)}, is {last.get(key)}" for key in other),
-            *(f"the file of {key} has changed since the run started" for key in changed),
+            *(f"the file of {key} has changed since the run started" for key in _changed_files(first, last)),
         ]
 
     def finish(self, status: str, **facts: Any) -> None:
@@ -249,6 +253,31 @@ def _live_note(config: TrainConfig) -> str:
         f"# No command can run this recipe: {', '.join(live)} was passed in Python and is in no file that it names.\n"
         "# Its text, where it has one, is in run.json. Resume the run from Python, with the same object.\n\n"
     )
+
+
+_GRADES = re.compile(r"\.(verifier|environment)(\.\d+)?$")
+"""Settings whose files decide what a response is worth."""
+
+
+def _changed_files(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[str]:
+    """Return the settings whose custom files differ between two environments."""
+    # The name in version 0.1.
+    files: list[dict[str, str]] = [one.get("custom", one.get("brought", {})) for one in (first, last)]
+    return [key for key in sorted({*files[0], *files[1]}) if files[0].get(key) != files[1].get(key)]
+
+
+def _other_task(
+    document: Mapping[str, Any], environment: Mapping[str, Any], facts: Mapping[str, Any], config: TrainConfig
+) -> list[str]:
+    """Return what a resume changes of the task: problems, files that grade them, the weights of the reference."""
+    first, before, now = document["environments"][0], document.get("data", {}), facts.get("data", {})
+    names = [name for name in before if name in now and before[name]["sha256"] != now[name]["sha256"]]
+    found = [f"the problems of data.{name.replace('/', '.')}" for name in names]
+    found += [f"the file of {key}" for key in _changed_files(first, environment) if _GRADES.search(key)]
+    if config.reference.mode != "none" and config.reference.model is None:
+        weights = environment["start_weights"]
+        found += ["the weights of the start model, the reference,"] * (first.get("start_weights", weights) != weights)
+    return found
 
 
 def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:

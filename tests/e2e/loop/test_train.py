@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -118,6 +118,43 @@ def test_a_resumed_run_is_the_same_run(toy_recipe: Path, tmp_path: Path, keep: i
     expected = load_file(whole / "model" / "model.safetensors")
     found = load_file(cut / "model" / "model.safetensors")
     assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_resume_on_another_task_is_refused(toy_recipe: Path, toy_model: Path, tmp_path: Path) -> None:
+    model, tests, reward = tmp_path / "start", tmp_path / "tests.jsonl", tmp_path / "mine.py"
+    shutil.copytree(toy_model, model)
+    tests.write_text("".join(json.dumps({"prompt": f"L {n} 2 :", "answer": str(n)}) + "\n" for n in range(4)))
+    reward.write_text("def score(problem, response):\n    return len(response) % 2\n")
+    settings = [
+        f"start.model={model}",
+        f"data.test.held_out={{path = '{tests}'}}",
+        f"data.train.0.verifier={reward}:score",
+        "reference.mode=monitor",
+        "stages.1.max_steps=1",
+        "data.validation=[]",
+        "evaluation.every=0",
+    ]
+    output = tmp_path / "run"
+    run(toy_recipe, output, *settings)
+    (output / "evaluations" / "after-held_out.json").unlink()
+    files = {path: path.read_bytes() for path in (tests, reward, model / "model.safetensors", output / "run.json")}
+    weights = {name: weight + 0.01 for name, weight in load_file(model / "model.safetensors").items()}
+    others = tests.read_text().replace(" 2 :", " 3 :")
+    changes = {
+        r"the problems of data\.test\.held_out changed": lambda: tests.write_text(others),
+        r"the file of data\.train\.0\.verifier changed": lambda: reward.write_text("def score(p, r): return 1"),
+        "the weights of the start model, the reference, changed": lambda: save_file(
+            weights, model / "model.safetensors", {"format": "pt"}
+        ),
+    }
+    for named, change in changes.items():
+        change()
+        with pytest.raises(ValueError, match=named):
+            run(toy_recipe, output, *settings, resume=True)
+        assert (output / "run.json").read_bytes() == files[output / "run.json"]
+        for path, content in files.items():
+            path.write_bytes(content)
+    run(toy_recipe, output, *settings, resume=True)
 
 
 def test_an_old_checkpoint_that_a_kill_left_is_removed(toy_recipe: Path, tmp_path: Path) -> None:
