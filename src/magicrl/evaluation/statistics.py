@@ -12,9 +12,12 @@ the normal one, since templates are few.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
+from fractions import Fraction
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TypeAlias
 
@@ -23,6 +26,8 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from magicrl.evaluation.samples import SampleRow
+from magicrl_verifiers.maths.literals import plain_number
+from magicrl_verifiers.maths.notation import canonical_notation
 
 Z95 = NormalDist().inv_cdf(0.975)
 RESAMPLES = 4000
@@ -31,6 +36,8 @@ SIGNS = 100_000
 """Number of sign patterns drawn for a permutation test over many clusters."""
 MOST_ENUMERATED = 16
 """Most clusters with a difference for which a permutation test enumerates all sign patterns."""
+_LONGEST_NUMBER = 60  # characters of a wrong answer that is read as a number
+_UNIT_BEHIND = re.compile(r"\s*\\(?:text|mathrm)\s*\{[^{}\d]*\}$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,14 +370,23 @@ def numbered(clusters: Sequence[Hashable]) -> tuple[int, ...]:
 def votes(rows: Sequence[SampleRow]) -> tuple[int, list[int], int]:
     """Count the votes of one problem's samples: for the right answer, for each wrong one, and for none.
 
-    All answers that the verifier found right are one answer. Wrong answers are distinguished by their text without
-    spaces and case. A truncated response, or one without an answer, has no vote.
+    All answers that the verifier found right are one answer. Wrong answers are one if they are the same number, or the
+    same text without spaces and case. A truncated response, or one without an answer, has no vote.
     """
     right = sum(row.correct for row in rows)
     silent = sum(not row.correct and (row.extracted is None or row.truncated) for row in rows)
     wrong = Counter(
-        "".join((row.extracted or "").split()).casefold()
-        for row in rows
-        if not row.correct and row.extracted is not None and not row.truncated
+        _vote(row.extracted) for row in rows if not row.correct and row.extracted is not None and not row.truncated
     )
     return right, sorted(wrong.values(), reverse=True), silent
+
+
+@lru_cache(maxsize=2**14)
+def _vote(wrong: str) -> Fraction | str:
+    """Return what a wrong answer votes for: the number that it is, else its text."""
+    # a longer text may be slow to read
+    if len(wrong) <= _LONGEST_NUMBER:
+        number = plain_number(canonical_notation(_UNIT_BEHIND.sub("", wrong.strip())))
+        if number is not None:
+            return number.value
+    return "".join(wrong.split()).casefold()

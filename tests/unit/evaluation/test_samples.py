@@ -220,6 +220,9 @@ def test_votes_tell_wrong_answers_apart_and_right_ones_not() -> None:
     ]
     rows += [row("a", 5, "wrong", extracted=None), row("a", 6, "wrong", extracted="x", cut=True)]
     assert votes(rows) == (2, [2, 1], 2)
+    numbers = ["8", "8.0", "+8", r"\frac{16}{2}", r"8\text{ apples}", "$8$", "-8", "8,0", "8x"]
+    rows = [row("a", place, "wrong", extracted=text) for place, text in enumerate(numbers)]
+    assert votes(rows) == (0, [6, 1, 1, 1], 0), "other signs, lists and formulas are other answers"
 
 
 def test_majority_of_all_samples_shares_ties() -> None:
