@@ -122,7 +122,9 @@ def run_verdict(run: RecordedRun) -> dict[str, Any] | None:
         inputs.append("the weights changed" if changed else "no weight changed")
     answers = facts.get("answers") or {}
     if answers:
-        inputs.append(f"{percent(answers['mixed'])} of the groups gave a gradient")
+        inputs.append(f"{percent(answers['mixed'])} of the groups had different rewards")
+    if facts.get("largest_gradient") == 0:
+        inputs.append("the gradient was 0 in every update")
     if facts.get("tokens_share") is not None:
         inputs.append(f"{percent(facts['tokens_share'])} of the sampled tokens were used in an update")
     if answers.get("answered") is not None:

@@ -368,6 +368,7 @@ class LearningFacts:
         updates: Number of updates applied.
         weights_changed: Whether any weight of the saved model differs from the initial one; None where unknown.
         tokens_share: Share of the sampled tokens that an update used; None without a step.
+        largest_gradient: Largest gradient norm of the training steps; None without an update.
         answers: Answers of all training steps; None without a step.
         rise: Result of the test set; None without an evaluation before and after.
     """
@@ -376,6 +377,7 @@ class LearningFacts:
     updates: int
     weights_changed: bool | None
     tokens_share: float | None
+    largest_gradient: float | None
     answers: SampledAnswers | None
     rise: ScoreRise | None
 
@@ -415,6 +417,11 @@ def conclude(facts: LearningFacts) -> Conclusion:
             return verdict("no_update", "there was no training step")
         why = f"no group had an advantage, so no update was applied{seen}"
         return verdict("no_update" if found.cause == "enough" else "nothing_to_learn", why, *advice)
+    # Before the weights: decay alone may have changed them, and no learning rate helps.
+    if facts.largest_gradient == 0:
+        parts = "Check algorithm.advantage and algorithm.loss: all advantages were 0, or the loss ignores the policy."
+        why = f"the gradient was 0 in every update ({facts.updates}){seen}"
+        return verdict("nothing_to_learn", why, parts, *advice)
     if facts.weights_changed is False:  # None means unknown.
         raised = "Raise optimizer.learning_rate: its updates are smaller than the precision of the weights."
         return verdict("no_update", f"{updates} left every weight of the saved model as it was{seen}", raised, *advice)
@@ -464,6 +471,7 @@ def learning_facts(
         updates=round(sum(column(steps, "learner/sgd_steps"))),
         weights_changed=weights_changed,
         tokens_share=min(1.0, trained / sampled) if sampled else None,
+        largest_gradient=max(column(steps, "learner/grad_norm"), default=None),
         answers=answers_in(steps, judging),
         rise=None if before is None or after is None else _rise(before, after, temperature),
     )

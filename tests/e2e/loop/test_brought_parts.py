@@ -146,6 +146,17 @@ def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Pa
     assert not any("time/other/old_logprobs" in row for row in rows)  # four updates per step, and nothing reads a ratio
 
 
+def test_an_advantage_of_zero_is_nothing_to_learn_from(toy_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "zero.py").write_text("def const(a):\n    return 0.0 * a.rewards_N\n")
+    own = (f"algorithm.advantage={tmp_path}/zero.py:const", "entropy.controller=none", "stages.1.max_steps=1")
+    rows = run(toy_recipe, tmp_path / "run", *own)
+    assert {row.get("learner/grad_norm", 0.0) for row in rows} == {0.0}
+    learning = json.loads((tmp_path / "run" / "run.json").read_text())["learning"]
+    assert learning["facts"]["updates"] > 0
+    assert learning["outcome"] == "nothing_to_learn"
+    assert "the gradient was 0" in learning["reason"]
+
+
 def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(COPIES["loss"][2])

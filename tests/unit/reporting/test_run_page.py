@@ -160,6 +160,19 @@ def test_the_verdict_has_its_colour(outcome: str, badge: str, run_folder: Path) 
     assert f'<strong class="badge {badge}">the verdict</strong>' in write_run_page(run_folder).read_text()
 
 
+@pytest.mark.parametrize(("gradient", "shown"), [(0.0, True), (0.3, False), (None, False)])
+def test_groups_with_different_rewards_are_not_called_a_gradient(
+    gradient: float | None, shown: bool, run_folder: Path
+) -> None:
+    run = json.loads((run_folder / "run.json").read_text())
+    facts = {"steps": 40, "updates": 40, "largest_gradient": gradient, "answers": {"mixed": 0.333}}
+    verdict = {"outcome": "nothing_to_learn", "title": "the verdict", "reason": "its reason", "facts": facts}
+    (run_folder / "run.json").write_text(json.dumps(run | {"learning": verdict}))
+    page = write_run_page(run_folder).read_text()
+    assert "33.3 % of the groups had different rewards" in page
+    assert ("the gradient was 0 in every update" in page) == shown
+
+
 def test_only_a_rise_whose_interval_is_above_zero_is_green(run_folder: Path) -> None:
     path = run_folder / "evaluations" / "after.json"
     document = json.loads(path.read_text())

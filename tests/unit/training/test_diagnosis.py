@@ -214,9 +214,16 @@ def facts(
     changed: bool | None = True,
     answers: SampledAnswers | None = MIXED,
     measured: ScoreRise | None = None,
+    gradient: float | None = 0.3,
 ) -> LearningFacts:
     return LearningFacts(
-        steps=3, updates=updates, weights_changed=changed, tokens_share=0.5, answers=answers, rise=measured
+        steps=3,
+        updates=updates,
+        weights_changed=changed,
+        tokens_share=0.5,
+        largest_gradient=gradient,
+        answers=answers,
+        rise=measured,
     )
 
 
@@ -233,6 +240,11 @@ def facts(
         (facts(updates=0, answers=SILENT, measured=rise(-0.03, 0.2)), "nothing_to_learn", "2.0 % end with a boxed"),
         (facts(updates=0, answers=None), "no_update", "no training step"),
         (facts(changed=False, measured=rise(0.02, 0.1)), "no_update", "3 updates left every weight"),
+        # weight decay changes weights without a gradient, and chance moves the test
+        (facts(gradient=0.0), "nothing_to_learn", "the gradient was 0 in every update (3)"),
+        (facts(gradient=0.0, measured=rise(0.02, 0.1)), "nothing_to_learn", "60 % of 24 groups"),
+        (facts(gradient=0.0, changed=False), "nothing_to_learn", "the gradient was 0"),
+        (facts(gradient=None, measured=rise(0.02, 0.1)), "learned", "+6.0"),
         # unknown is not unchanged
         (facts(changed=None, measured=rise(0.02, 0.1)), "learned", "+6.0"),
     ],
@@ -250,12 +262,17 @@ def test_the_advice_is_the_diagnosis_of_the_answers() -> None:
     assert 'verifier.extract = "lenient"' in conclude(facts(updates=0, answers=SILENT)).advice[0]
     assert "learning_rate" in conclude(facts(changed=False)).advice[0]
     assert "harder ones" in conclude(facts(measured=rise(0.0, 0.0), answers=SCARCE)).advice[0]
+    assert "algorithm.advantage" in conclude(facts(gradient=0.0)).advice[0]
 
 
 def test_facts_of_a_recorded_run() -> None:
     steps = [
-        StepMetrics(step=1, stage=0, values={"tokens/sampled": 100, "tokens/trained": 80, "learner/sgd_steps": 2}),
-        StepMetrics(step=2, stage=0, values={"tokens/sampled": 100, "tokens/trained": 0, "learner/sgd_steps": 0}),
+        StepMetrics(step=step, stage=0, values={"tokens/sampled": 100, "tokens/trained": trained, **learner})
+        for step, trained, learner in (
+            (1, 60, {"learner/sgd_steps": 1, "learner/grad_norm": 0.3}),
+            (2, 20, {"learner/sgd_steps": 1, "learner/grad_norm": 0.0}),
+            (3, 0, {"learner/sgd_steps": 0}),
+        )
     ]
 
     def test(name: str, shares: list[float | None]) -> dict[str, object]:
@@ -272,7 +289,8 @@ def test_facts_of_a_recorded_run() -> None:
         weights_changed=True,
         judging=Judging(),
     )
-    assert (found.steps, found.updates, found.tokens_share) == (2, 2, 0.2)  # each token twice
+    assert (found.steps, found.updates, found.tokens_share) == (3, 2, pytest.approx(80 / 600))  # each token twice
+    assert found.largest_gradient == 0.3, "steps without an update have none"
     assert found.rise is not None
     assert found.rise.temperature == 0.6, "the highest that was measured"
     assert found.rise.change.mean == pytest.approx(1 / 3)  # of the three problems that both judged

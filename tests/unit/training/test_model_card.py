@@ -39,7 +39,13 @@ CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
 def concluded(*, updates: int, weights_changed: bool | None = True) -> Conclusion:
     return conclude(
         LearningFacts(
-            steps=110, updates=updates, weights_changed=weights_changed, tokens_share=0.5, answers=None, rise=None
+            steps=110,
+            updates=updates,
+            weights_changed=weights_changed,
+            tokens_share=0.5,
+            largest_gradient=0.3,
+            answers=None,
+            rise=None,
         )
     )
 
@@ -107,7 +113,15 @@ def test_weights_that_no_update_changed_are_not_called_trained(left: Conclusion)
 
 def test_the_card_of_graded_rewards_tells_mean_rewards() -> None:
     answers = SampledAnswers(groups=8, max_tokens=48, mixed=0.9, correct=0.0, truncated=0.0, reward=-0.2)
-    facts = LearningFacts(steps=9, updates=9, weights_changed=True, tokens_share=0.5, answers=answers, rise=None)
+    facts = LearningFacts(
+        steps=9,
+        updates=9,
+        weights_changed=True,
+        tokens_share=0.5,
+        largest_gradient=0.3,
+        answers=answers,
+        rise=None,
+    )
     text = card(conclude(facts), reward={"mean": -0.5, "low": -0.75, "high": -0.25})
     assert "| held_out (100 problems) | mean reward, greedy | −0.5 (−0.75 to −0.25) | −0.5 (−0.75 to −0.25) |" in text
     assert "accuracy" not in text
