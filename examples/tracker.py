@@ -3,7 +3,8 @@
     magicrl train tiny --set 'logging.trackers=["examples/tracker.py:CsvTracker"]'
 
 A tracker is created before training and opened at the first step, also in a resumed run. ``trackers.json`` keeps the
-last step that was sent, and only later steps are sent. An exception ends the tracker with a warning, never the run.
+last step and the events that were sent, and only others are sent. An exception ends the tracker with a warning, never
+the run.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ import math
 import os
 import secrets
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,7 +33,8 @@ from magicrl.reporting.read_folders import RecordedRun, SetEvaluation, read_run
 from magicrl_verifiers.secrets import without_secrets
 
 STATE_FILE = "trackers.json"
-"""File in the run folder with the run's ``id`` in trackers and, as ``last``, the last step sent to each tracker."""
+"""File in the run folder with the run's ``id`` in trackers and what each was sent: its ``last`` step, and the number of
+``events`` at each step."""
 Report = Callable[[Mapping[str, object]], None]
 
 
@@ -66,7 +68,7 @@ class Tracker(Protocol):
     """
 
     def open(self, run: TrackedRun) -> None:
-        """Begin a run, or continue the one of this identity. Steps are sent only once."""
+        """Begin a run, or continue the one of this identity. Steps and events are sent only once."""
         ...
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -137,8 +139,9 @@ class TrackerMirror:
 
     The trackers open at the first step or event, when the run folder is complete. ``trackers.json`` there has the last
     training step sent to each tracker. A resumed run sends only later steps, beginning with those in its folder: a new
-    tracker, or one that had failed, gets everything that it missed. If the process is killed between sending a step
-    and writing the file, the step appears twice.
+    tracker, or one that had failed, gets everything that it missed. Events are counted by step, because a resume adds
+    some at a step that was sent, and repeats those after its checkpoint. If the process is killed between sending a
+    step and writing the file, the step appears twice.
 
     A tracker that raises an error is dropped with one warning event.
 
@@ -158,6 +161,8 @@ class TrackerMirror:
         self._identity = secrets.token_hex(8)
         self._last: dict[str, int] = {}  # last training step sent to each tracker
         self._earlier: dict[str, int] = {}  # the same, by earlier processes
+        self._events: dict[str, dict[str, int]] = {}  # by tracker and step: events sent
+        self._logged: Counter[int] = Counter()  # by step: events in the log
         self._results: set[str] = set()  # keys of the test results already sent
         self._step = 0
 
@@ -178,15 +183,18 @@ class TrackerMirror:
         if self._begin() or not self._trackers:
             return
         for name in [*self._trackers]:
-            self._send(name, metrics.step, metrics)
+            self._send(name, metrics)
         self._save()
 
     def event(self, event: Mapping[str, Any]) -> None:
         """Send a stage, an evaluation or a finding."""
         if self._begin() or not self._trackers:
             return
+        step = int(event.get("step", self._step))
+        self._logged[step] += 1
         for name in [*self._trackers]:
-            self._send(name, int(event.get("step", self._step)), event)
+            self._send_event(name, step, self._logged[step], event)
+        self._save()
         if event.get("kind") == "evaluation":
             figures = result_figures(read_run(self._folder).evaluations)
             new = {key: value for key, value in figures.items() if key not in self._results}
@@ -209,14 +217,18 @@ class TrackerMirror:
         if state.exists():
             try:
                 kept = json.loads(state.read_text(encoding="utf-8"))
-                self._identity, self._last = str(kept["id"]), dict(kept.get("last", {}))
+                events = {name: dict(counts) for name, counts in kept.get("events", {}).items()}
+                self._identity, self._last, self._events = str(kept["id"]), dict(kept.get("last", {})), events
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 # Trackers are a copy of the run folder, and must not end the run.
                 self._warn(f"{state} is damaged ({error}); the trackers get this run again, as {self._identity}")
             self._earlier = dict(self._last)
-        rows: list[tuple[int, StepMetrics | Mapping[str, Any]]] = [(row.step, row) for row in recorded.metrics]
-        rows += [(int(event.get("step", 0)), event) for event in recorded.events]
-        rows.sort(key=lambda row: row[0])  # stable: an event comes after the figures of its step
+        rows: list[tuple[int, int, StepMetrics | Mapping[str, Any]]] = [(row.step, 0, row) for row in recorded.metrics]
+        for event in recorded.events:
+            step = int(event.get("step", 0))
+            self._logged[step] += 1
+            rows.append((step, self._logged[step], event))
+        rows.sort(key=lambda row: row[:2])  # an event comes after the figures of its step
         self._step = rows[-1][0] if rows else 0
         figures = result_figures(recorded.evaluations)
         self._results = set(figures)
@@ -225,29 +237,38 @@ class TrackerMirror:
         run = TrackedRun(recorded=recorded, project=self._project, identity=self._identity)
         for name in [*self._trackers]:
             self._call(name, "open", run)
-            for step, row in rows:
-                self._send(name, step, row)
+            for step, number, row in rows:
+                if isinstance(row, StepMetrics):
+                    self._send(name, row)
+                else:
+                    self._send_event(name, step, number, row)
             if name not in self._earlier:
                 self._send_results(name, figures)
         self._save()
         return True
 
     def _save(self) -> None:
-        write_atomically(self._folder / STATE_FILE, json.dumps({"id": self._identity, "last": self._last}))
+        state = {"id": self._identity, "last": self._last, "events": self._events}
+        write_atomically(self._folder / STATE_FILE, json.dumps(state))
 
-    def _send(self, name: str, step: int, row: StepMetrics | Mapping[str, Any]) -> None:
-        """Send a step's metrics or an event, unless an earlier process sent that step."""
-        if step <= self._earlier.get(name, -1):
+    def _send(self, name: str, metrics: StepMetrics) -> None:
+        """Send a step's metrics, unless an earlier process sent that step."""
+        if metrics.step <= self._earlier.get(name, -1):
             return
-        if isinstance(row, StepMetrics):
-            numbers = {key: float(v) for key, v in row.values.items() if isinstance(v, (int, float))}
-            self._call(name, "step", step, {key: value for key, value in numbers.items() if math.isfinite(value)})
-            if name in self._trackers:
-                self._last[name] = step
-        else:
-            kind = str(row.get("kind", "event"))
-            kind = str(row.get("rule", kind)) if kind == "health" else kind
-            self._call(name, "event", step, kind, str(row.get("message", "")))
+        numbers = {key: float(v) for key, v in metrics.values.items() if isinstance(v, (int, float))}
+        self._call(name, "step", metrics.step, {key: v for key, v in numbers.items() if math.isfinite(v)})
+        if name in self._trackers:
+            self._last[name] = metrics.step
+
+    def _send_event(self, name: str, step: int, number: int, event: Mapping[str, Any]) -> None:
+        """Send the event with this number among the events of its step, unless it was sent."""
+        if number <= self._events.get(name, {}).get(str(step), 0):
+            return
+        kind = str(event.get("kind", "event"))
+        kind = str(event.get("rule", kind)) if kind == "health" else kind
+        self._call(name, "event", step, kind, str(event.get("message", "")))
+        if name in self._trackers:
+            self._events.setdefault(name, {})[str(step)] = number
 
     def _send_results(self, name: str, figures: Mapping[str, float]) -> None:
         for area, step in (("test_before/", 0), ("test_after/", self._step)):
@@ -268,6 +289,7 @@ class TrackerMirror:
             )
 
     def _warn(self, message: str) -> None:
+        self._logged[self._step] += 1
         warning: dict[str, object] = {"kind": "warning", "step": self._step, "message": message}
         with (self._folder / "events.jsonl").open("a", encoding="utf-8") as file:
             row = {"time": datetime.now(tz=UTC).isoformat(timespec="seconds"), **warning}
@@ -359,7 +381,8 @@ class WandbTracker:
         self._run.log(dict(values), step=step)
 
     def event(self, step: int, kind: str, message: str) -> None:
-        self._run.log({f"events/{kind}": message}, step=step)
+        # W&B drops a step before its newest one, which a resume's event has.
+        self._run.log({f"events/{kind}": message}, step=max(step, self._run.step))
 
     def results(self, step: int, values: Mapping[str, float]) -> None:
         self._run.summary.update(dict(values))

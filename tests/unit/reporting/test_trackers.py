@@ -245,7 +245,7 @@ def test_a_stopped_and_resumed_run_has_every_point_once(name: str, resumed: Path
     assert [step for step, _ in curves["train/accuracy/mean"]] == list(range(1, 10))
     assert [value for _, value in curves["train/accuracy/mean"]] == pytest.approx([s / 100 for s in range(1, 10)])
     assert curves["events/stage_start"] == [(0, "stage 1")]
-    assert "events/resume" not in curves, "it is at a step that the stopped run had sent"
+    assert curves["events/resume"] == [(4, "resumed")], "though the stopped run had sent step 4"
     assert "learner/clip_ratio" not in curves
     assert [value for _, value in curves["test_after/test_t0.6/mean"]] == pytest.approx([0.94])
     assert [value for _, value in curves["test_before/test_pass16/low"]] == pytest.approx([0.87])
@@ -274,7 +274,7 @@ def test_the_example_of_a_custom_tracker_has_every_point_once(resumed: Path) -> 
     results = {key: float(value) for _, key, value in csv.reader((resumed / "csv" / "results.csv").open())}
     assert results["test_after/test_t0.6/mean"] == 0.94
     events = list(csv.reader((resumed / "csv" / "events.csv").open()))
-    assert [kind for _, kind, _ in events] == ["evaluation", "stage_start", "end", "evaluation", "end"]
+    assert [kind for _, kind, _ in events] == ["evaluation", "stage_start", "end", "resume", "evaluation", "end"]
 
 
 @pytest.mark.parametrize(
@@ -308,11 +308,12 @@ def test_trackers_that_write_at_once_lose_no_step_to_a_kill(young_run: Path) -> 
 
 
 class Sent:
-    """Tracker that stores the identity of its run and the steps that it received."""
+    """Tracker that stores the identity of its run, and the steps and events that it received."""
 
     def __init__(self) -> None:
         self.identity = ""
         self.steps: list[int] = []
+        self.events: list[tuple[int, str]] = []
 
     def open(self, run: TrackedRun) -> None:
         self.identity = run.identity
@@ -320,7 +321,8 @@ class Sent:
     def step(self, step: int, values: Mapping[str, float]) -> None:
         self.steps.append(step)
 
-    def event(self, step: int, kind: str, message: str) -> None: ...
+    def event(self, step: int, kind: str, message: str) -> None:
+        self.events.append((step, message))
 
     def results(self, step: int, values: Mapping[str, float]) -> None: ...
 
@@ -342,7 +344,7 @@ def send(folder: Path, steps: Iterable[int], names: Sequence[str] = ("sent",)) -
 def test_a_step_that_was_sent_and_not_written_down_comes_twice_and_no_other(young_run: Path) -> None:
     (first,) = send(young_run, range(1, 8))
     state = json.loads((young_run / "trackers.json").read_text())
-    assert state == {"id": first.identity, "last": {"sent": 7}}
+    assert state == {"id": first.identity, "last": {"sent": 7}, "events": {}}
     # as after a kill between sending step 7 and recording it
     (young_run / "trackers.json").write_text(json.dumps(state | {"last": {"sent": 6}}))
     (second,) = send(young_run, range(5, 10))
@@ -357,8 +359,36 @@ def test_a_damaged_state_of_trackers_does_not_end_the_run(
     (young_run / "trackers.json").write_text(text)
     (second,) = send(young_run, range(4, 6))
     assert second.steps == [1, 2, 3, 4, 5]
-    assert json.loads((young_run / "trackers.json").read_text()) == {"id": second.identity, "last": {"sent": 5}}
+    state = {"id": second.identity, "last": {"sent": 5}, "events": {}}
+    assert json.loads((young_run / "trackers.json").read_text()) == state
     assert f"the trackers get this run again, as {second.identity}" in capsys.readouterr().out
+
+
+def test_each_event_is_sent_once_also_those_of_a_resume(young_run: Path) -> None:
+    """Every resume writes events at the checkpoint's step, to which the trackers got all metrics."""
+    path, everything = young_run / "events.jsonl", [(0, "stage 1"), (2, "long"), (4, "low")]
+
+    def go(checkpoint: int, *messages: tuple[int, str], name: str = "sent") -> list[tuple[int, str]]:
+        lines = path.read_text().splitlines() if path.exists() else []
+        path.write_text("".join(f"{line}\n" for line in lines if json.loads(line)["step"] <= checkpoint))
+        tracker = Sent()
+        with TrackerMirror(young_run, {name: tracker}, project="tests", report=print) as mirror:
+            for step, message in messages:
+                event = {"kind": "warning", "step": step, "message": message}
+                with path.open("a") as file:
+                    file.write(json.dumps(event) + "\n")
+                mirror.event(event)
+                if step > checkpoint:
+                    mirror.step(StepMetrics(step=step, stage=0, values={}))
+        return tracker.events
+
+    again = [(2, "resumed"), (2, "the file has changed")]
+    assert go(0, *everything) == everything
+    assert go(2, *again, (4, "low")) == again, "step 4 is repeated"
+    assert go(2, (2, "resumed"), (4, "low"), (5, "new")) == [(2, "resumed"), (5, "new")]
+    in_log = [(0, "stage 1"), (2, "long"), *again, (2, "resumed"), (4, "low"), (5, "new")]
+    assert go(5, name="added") == [], "no event and no step: it was never opened"
+    assert go(5, (5, "resumed"), name="added") == [*in_log, (5, "resumed")]
 
 
 def test_each_tracker_continues_where_it_was(young_run: Path) -> None:
