@@ -43,7 +43,10 @@ def test_options_reach_the_workers(tmp_path: Path, capsys: pytest.CaptureFixture
     options = JudgeOptions(reasoning="required", extract="box")
     assert verify_file(source, output, options=options, workers=1).correct == 1
     assert math(input=source, output=output, extract="box", workers=1) == 0
-    assert "2 judged, 1 correct" in capsys.readouterr().out
+    assert "2 judged, 1 correct, 0 not judged" in capsys.readouterr().out
+    write_lines(source, [*rows, {"reference": r"\frac{", "response": "2"}])
+    assert math(input=source, output=output, workers=1) == 0
+    assert "2 judged, 2 correct, 1 not judged" in capsys.readouterr().out
 
 
 BROKEN = {
@@ -167,7 +170,7 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     assert "KeyError" in failed["reason"]
     assert first["metrics"].get("prompt", 2) == 2
     assert first["metrics"].get("pid") != os.getpid()
-    assert "3 judged, 1 right, mean reward 0.625, 1 not judged" in capsys.readouterr().out
+    assert "2 judged, 1 correct, mean reward 0.625, 1 not judged" in capsys.readouterr().out
 
 
 def test_an_unknown_reward_lists_the_known_ones(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_short_commands_run(command: str, user: Path) -> None:
         command = command.replace("problems.jsonl", "episodes.jsonl").replace("--max-observation-tokens 1", "")
     told = done(command, user)
     if "verify" in command:
-        assert re.search("1 judged, 1 (correct|right)", told)
+        assert "1 judged, 1 correct" in told
     written = re.search(r"(?:--output|>) (\S+)", command)
     assert written is None or (user / written[1]).exists()
 

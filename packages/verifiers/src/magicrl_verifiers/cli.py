@@ -55,7 +55,7 @@ def math(
     console = Console(emoji=False)
     tell = ProgressLines(console).lines("judged")
     summary = verify_file(input, output, options=options, time_limit=time_limit, workers=workers, tell=tell)
-    console.print(f"{summary.total} judged, {summary.correct} correct -> {output}")
+    console.print(_counts(summary, output))
     return all_read(summary)
 
 
@@ -94,9 +94,7 @@ def custom_reward(
     console = Console(emoji=False)
     limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
     summary = verify_file(input, output, verifier=name, tell=ProgressLines(console).lines("judged"), **limits)
-    mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
-    told = f"{summary.total} judged, {summary.correct} right{mean}, {summary.not_judged} not judged -> {output}"
-    console.print(told)
+    console.print(_counts(summary, output))
     return all_read(summary)
 
 
@@ -164,15 +162,21 @@ def code(
     console = Console(emoji=False)
     tell = ProgressLines(console).lines("judged")
     summary = verify_code_file(input, output, options=options, workers=count, explain=explain, tell=tell)
-    console.print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
+    console.print(_counts(summary, output))
     return all_read(summary)
+
+
+def _counts(summary: BatchSummary, output: Path) -> str:
+    mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
+    judged = summary.correct + summary.wrong
+    return f"{judged} judged, {summary.correct} correct{mean}, {summary.not_judged} not judged -> {output}"
 
 
 def all_read(summary: BatchSummary) -> int:
     """Return 0 if every line could be read, else raise ValueError."""
     if summary.broken:
         count = f"{len(summary.broken)} of {summary.total} lines could not be read"
-        raise ValueError(f"{count} (their verdict is broken_line, the others are judged); {summary.broken[0]}")
+        raise ValueError(f"{count} (their verdict is broken_line; the others have theirs); {summary.broken[0]}")
     return 0
 
 
