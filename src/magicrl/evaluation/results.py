@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from magicrl.evaluation.options import EvaluationOptions, Price
@@ -217,7 +218,9 @@ def result_of(folder: EvaluationFolder, options: EvaluationOptions, samples: int
     ids, clusters = [problem.id for problem in asked], [problem.cluster for problem in asked]
     programs = any(problem.verifier == "code" for problem in asked)
     problems = complete_rows(folder, wanted)
-    pass_at, majority_at = _counts(options, min(sum(row.counted for row in rows) for rows in problems), wanted)
+    # a few problems that cannot be judged are left out of pass@k
+    judged = median_low(sum(row.counted for row in rows) for rows in problems)
+    pass_at, majority_at = _counts(options, judged, wanted)
     # programs and graded responses have no equal answers to vote on
     vote = not programs and all(row.score is None for rows in problems for row in rows)
     score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at if vote else ())
@@ -317,15 +320,15 @@ def means(accuracy: Mapping[str, Mapping[str, float]], presets: Sequence[str | N
     }
 
 
-def _counts(options: EvaluationOptions, fewest: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the k of pass@k and maj@k. A requested k must be possible; defaults use those that are."""
+def _counts(options: EvaluationOptions, judged: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the k of pass@k and maj@k. A requested k must be possible; defaults are those with ``judged`` samples."""
     pass_at, majority_at = options.counts("pass_at"), options.counts("majority_at")
     for option, asked in (("--pass-at", pass_at), ("--majority-at", majority_at)):
         above = [k for k in asked or () if not 1 <= k <= samples]
         if above:
             raise ValueError(f"{option} {above[0]}: k must be between 1 and the {samples} samples of a problem")
     # pass@1 is avg@k, so powers start at 2
-    powers = tuple(k for k in (1 << i for i in range(samples.bit_length())) if 1 < k <= fewest)
+    powers = tuple(k for k in (1 << i for i in range(samples.bit_length())) if 1 < k <= judged)
     passed = powers if pass_at is None else pass_at
     return passed, (powers[-1:] if majority_at is None else majority_at)
 

@@ -340,6 +340,17 @@ def test_programs_are_not_voted_on(tiny_models: tuple[Path, Path], sums: Path, t
     assert document["answered_and_stopped"] is None
 
 
+def test_a_problem_that_cannot_be_judged_takes_no_measure_away(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    rows = [{"id": f"{n}", "prompt": f"1 + {n}", "answer": r"\frac{" if n == 3 else str(1 + n)} for n in range(4)]
+    write_lines(sums, rows)
+    document = results(run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, samples=4, reward="maths")))
+    assert document["not_judged"] > 0
+    assert list(document["pass_at"]) == ["2", "4"]
+    assert list(document["majority_at"]) == ["4"]
+
+
 def test_the_likeliest_token_alone_is_greedy_decoding(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
 ) -> None:
