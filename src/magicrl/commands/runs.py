@@ -21,7 +21,7 @@ SHOWN = 3
 """Maximum number of changed settings of a run in the table. The others are counted."""
 _WIDE = {"started": 110, "train": 100, "last": 100, "recipe": 84, "steps": 70, "test": 0, "best": 0}
 """Columns, and the smallest terminal width that shows them."""
-_STYLES = {"finished": "green", "running": "cyan", "stopped": "yellow", "failed": "red"}
+_STYLES = {"finished": "green", "running": "cyan", "stopped": "yellow", "failed": "red", "killed?": "red"}
 
 
 def runs(

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from magicrl.records import StepMetrics
 from magicrl.reporting.display import RunPanel, event_text, figure, start_panel
-from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
+from magicrl.reporting.read_folders import lost_writer, read_lines, read_metrics, read_run
 from magicrl.reporting.wording import print_prose, visible
 from magicrl_verifiers.progress import duration
 
@@ -130,10 +130,8 @@ class WatchedRun:
             return f"{words}{f' ({error})' if error else ''}; continue with --resume"
         if self._metrics.exists():
             words += f", last step {duration(max(0.0, time.time() - self._metrics.stat().st_mtime))} ago"
-        with contextlib.suppress(OSError, ValueError):
-            writer = int((self._folder / ".lock").read_text())  # the process that holds the folder
-            if not Path(f"/proc/{writer}").exists():
-                words += f"; its process {writer} is not on this machine (killed? continue with --resume)"
+        if (writer := lost_writer(self._folder)) is not None:
+            words += f"; its process {writer} is not on this machine (killed? continue with --resume)"
         return words
 
     def _elapsed(self) -> float | None:

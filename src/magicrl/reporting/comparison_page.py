@@ -160,7 +160,7 @@ def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock
 def _variant_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for i, variant in enumerate(variants):
-        status, steps = [run.status for run in variant.runs], [len(run.metrics) for run in variant.runs]
+        status, steps = [run.shown_status for run in variant.runs], [len(run.metrics) for run in variant.runs]
         every = ", ".join(f"{status.count(word)} {word}" for word in dict.fromkeys(status))
         rows.append(
             {
@@ -271,7 +271,7 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
                     "variant": variant.name,
                     "label": labels[run.path],
                     "seed": str(run.run.get("seed", "–")),
-                    "status": run.status,
+                    "status": run.shown_status,
                     "steps": len(run.metrics),
                     "tokens": tokens,
                     "wall": duration(wall),

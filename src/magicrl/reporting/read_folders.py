@@ -111,6 +111,15 @@ class Learning(_Document):
         return self.outcome not in SUCCESS
 
 
+def lost_writer(folder: Path) -> int | None:
+    """Return the process that last held the run folder's lock if it is not on this machine, else None."""
+    try:
+        writer = int((folder / ".lock").read_text())
+    except (OSError, ValueError):
+        return None
+    return None if Path(f"/proc/{writer}").exists() else writer
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
     """The contents of a run folder."""
@@ -131,6 +140,11 @@ class RecordedRun:
     @property
     def status(self) -> str:
         return str(self.run.get("status", "unknown"))
+
+    @property
+    def shown_status(self) -> str:
+        """The status, or ``killed?`` where the process of a running run is not on this machine."""
+        return "killed?" if self.status == "running" and lost_writer(self.path) is not None else self.status
 
     @property
     def environments(self) -> list[Mapping[str, Any]]:

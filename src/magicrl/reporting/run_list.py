@@ -60,7 +60,7 @@ class ListedRun:
         return {
             "run": self.label,
             "recipe": run.name,
-            "status": run.status,
+            "status": run.shown_status,
             "steps": run.metrics[-1].step if run.metrics else 0,
             "best": max((value for _, value in validated), default=None),
             "last": validated[-1][1] if validated else None,

@@ -72,7 +72,7 @@ def run_facts(run: RecordedRun) -> list[tuple[str, str]]:
     """Return (label, value) of the head of a run's page; values may be empty."""
     recorded = {**run.run, **next(iter(run.environments), {})}
     return [
-        ("status", run.status),
+        ("status", run.shown_status),
         ("training steps", str(len(run.metrics))),
         ("time in training steps", duration(run.training_seconds)),
         ("seed", str(run.run.get("seed", "–"))),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
@@ -16,6 +18,7 @@ from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.reporting import run_list
+from magicrl.reporting.comparison_page import write_comparison_page
 from magicrl.reporting.run_page import REFRESH_SECONDS, LiveReport, report_server
 
 
@@ -78,6 +81,23 @@ def test_filters(condition: str, kept: int, variant_folders: list[Path]) -> None
     (variant_folders[0] / "run.json").write_text(json.dumps(facts | {"status": "failed"}))
     runs = [run for run in run_list.list_runs(variant_folders[0].parent)[0] if run.recorded.path in variant_folders[:2]]
     assert len(run_list.where(runs, [condition])) == kept
+
+
+def test_a_killed_run_is_not_called_running(variant_folders: list[Path]) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for folder, writer in zip(variant_folders, (gone.pid, os.getpid()), strict=False):
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(facts | {"status": "running"}))
+        (folder / ".lock").write_text(str(writer))
+    (variant_folders[2] / ".lock").write_text(str(gone.pid))
+    runs = {run.recorded.path: run for run in run_list.list_runs(variant_folders[0].parent)[0]}
+    assert [runs[path].columns["status"] for path in variant_folders[:3]] == ["killed?", "running", "finished"]
+    assert len(run_list.where(list(runs.values()), ["status=running"])) == 1
+    write_comparison_page(variant_folders, variant_folders[0].parent / "page.html")
+    page = (variant_folders[0].parent / "page.html").read_text()
+    assert page.count("killed?</td>") == 1
+    assert "1 killed?, 1 running" in page
 
 
 def test_a_name_that_no_run_has_is_refused_with_the_nearest(variant_folders: list[Path]) -> None:
