@@ -15,6 +15,7 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,14 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
             raise RecipeError(f"--where {text}: a condition is NAME=VALUE, or with != < <= > >= ~ (contains the text)")
         name, sign, wanted = match.groups()
         known_name(name, runs, "--where")
+        if name == "started" and sign != "~":
+            if (then := _time(wanted)) is None:
+                raise RecipeError(
+                    f"--where {text}: started is a time in UTC, and {wanted!r} is none; as in "
+                    f"started{sign}2026-11-28 20:10"
+                )
+            kept = [run for run in kept if _meets(_time(run.value(name)), sign, then)]
+            continue
         values = [value for value in (run.value(name) for run in runs) if value is not None]
         if (
             sign != "~"
@@ -216,9 +225,20 @@ def _reads_as_number(text: str) -> bool:
         return False
 
 
-def _meets(value: Any, sign: str, wanted: str) -> bool:
+def _time(iso: object) -> datetime | None:
+    """Return the time, in UTC where it names no time zone; None for any other text."""
+    try:
+        found = datetime.fromisoformat(str(iso))
+    except ValueError:
+        return None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def _meets(value: Any, sign: str, wanted: str | datetime) -> bool:
     if value is None:
         return sign == "!="  # a missing value equals nothing
+    if isinstance(wanted, datetime):
+        return _COMPARISONS[sign](value, wanted)
     if sign == "~":
         return wanted.lower() in str(value).lower()
     if _is_number(value):

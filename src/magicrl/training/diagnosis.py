@@ -417,7 +417,7 @@ def conclude(facts: LearningFacts) -> Conclusion:
             return verdict("no_update", "there was no training step")
         why = f"no group had an advantage, so no update was applied{seen}"
         return verdict("no_update" if found.cause == "enough" else "nothing_to_learn", why, *advice)
-    # Before the weights: decay alone may have changed them, and no learning rate helps.
+    # Tested before the weights, since weight decay changes these without a gradient.
     if facts.largest_gradient == 0:
         parts = "Check algorithm.advantage and algorithm.loss: all advantages were 0, or the loss ignores the policy."
         why = f"the gradient was 0 in every update ({facts.updates}){seen}"

@@ -100,6 +100,35 @@ def test_a_killed_run_is_not_called_running(variant_folders: list[Path]) -> None
     assert "1 killed?, 1 running" in page
 
 
+@pytest.mark.parametrize(
+    ("condition", "kept"),
+    [
+        ("started>2026-11-28 20:09", [1, 2]),
+        ("started>2026-11-28 20:10", [1, 2]),  # as the table shows it
+        ("started<=2026-11-28T20:10:30+00:00", [0, 1]),
+        ("started>=2026-11-28 21:10:30+01:00", [1, 2]),
+        ("started<2026-11-28", []),
+        ("started>2026-11-28", [0, 1, 2]),
+        ("started~20:10", [1]),
+    ],
+)
+def test_times_are_compared_as_times(condition: str, kept: list[int], variant_folders: list[Path]) -> None:
+    for clock, folder in zip(("05:00:00", "20:10:30", "22:00:00"), variant_folders, strict=False):
+        facts = json.loads((folder / "run.json").read_text())
+        facts["environments"] = [{"started": f"2026-11-28T{clock}+00:00"}]
+        (folder / "run.json").write_text(json.dumps(facts))
+    runs = run_list.list_runs(variant_folders[0].parent)[0]
+    runs = [run for run in runs if run.recorded.path in variant_folders[:3]]
+    found = {run.recorded.path for run in run_list.where(runs, [condition])}
+    assert found == {variant_folders[i] for i in kept}
+
+
+def test_a_time_that_is_none_is_refused(variant_folders: list[Path]) -> None:
+    runs, _ = run_list.list_runs(variant_folders[0].parent)
+    with pytest.raises(RecipeError, match=r"--where started>yesterday: started is a time.* as in started>2026-"):
+        run_list.where(runs, ["started>yesterday"])
+
+
 def test_a_name_that_no_run_has_is_refused_with_the_nearest(variant_folders: list[Path]) -> None:
     runs, _ = run_list.list_runs(variant_folders[0].parent)
     with pytest.raises(RecipeError, match=r"did you mean .*algorithm\.loss"):
