@@ -15,7 +15,7 @@ from statistics import fmean as mean
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from magicrl.config.verifier_schema import VerifierConfig
-from magicrl.evaluation.statistics import Interval, paired_scores
+from magicrl.evaluation.statistics import Interval, paired_difference, paired_scores
 from magicrl.records import Problem, StepMetrics
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.several import reward_names
@@ -437,10 +437,14 @@ def conclude(facts: LearningFacts) -> Conclusion:
     # No rise and hardly a group with an advantage: that is the cause, whatever the interval's width.
     if facts.answers is not None and facts.answers.mixed < SCARCE:
         return verdict("nothing_to_learn", f"{tested}{seen}", *advice)
-    if change.high < NOTEWORTHY * facts.rise.span:
-        return verdict("no_rise", tested, *advice, "Train longer, or with a larger optimizer.learning_rate.")
     more = "Use more test problems or samples (evaluation.samples) for a narrower interval, or train longer."
-    return verdict("undecided", f"{tested}: the interval is too wide to decide", *advice, more)
+    if change.high >= NOTEWORTHY * facts.rise.span:
+        return verdict("undecided", f"{tested}: the interval is too wide to decide", *advice, more)
+    # A bootstrap over a few problems that hardly differ is too narrow to exclude a rise.
+    same = [0.0] * (change.clusters or change.problems)
+    if paired_difference(same, same, span=facts.rise.span).high >= NOTEWORTHY * facts.rise.span:
+        return verdict("undecided", f"{tested}: too few test problems to exclude a rise", *advice, more)
+    return verdict("no_rise", tested, *advice, "Train longer, or with a larger optimizer.learning_rate.")
 
 
 def learning_facts(
