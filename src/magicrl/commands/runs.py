@@ -134,7 +134,7 @@ def _changed(run: ListedRun) -> str:
 def _side_by_side(pair: Sequence[ListedRun]) -> Table:
     """Return the results of two runs and the settings that differ, those that define variants first."""
     from magicrl.reporting.run_list import COLUMNS
-    from magicrl.reporting.variants import decides, setting_rows
+    from magicrl.reporting.variants import contents, decides, setting_rows
     from magicrl.reporting.wording import visible
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -143,7 +143,10 @@ def _side_by_side(pair: Sequence[ListedRun]) -> Table:
     for name in COLUMNS[1:]:
         cells = [_cell(run, name) for run in pair]
         table.add_row(Text(name, "dim"), *(Text(visible(cell)) for cell in cells))
-    rows: list[dict[str, Any]] = setting_rows([[run.settings] for run in pair], decides)
+    digests = contents([run.recorded for run in pair])
+    rows: list[dict[str, Any]] = setting_rows(
+        [[run.settings | d] for run, d in zip(pair, digests, strict=True)], decides
+    )
     for row in rows:
         table.add_row(
             Text(row["key"], "" if row["decides"] else "dim"), *(Text(visible(cell)) for cell in row["cells"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ _STAGE_WORDS = {
     "mini_batch": "D_T",
     **{name: _WORDS[".".join(place)] for name, place in STAGE_SETTINGS.items() if ".".join(place) in _WORDS},
 }
+_FILE, _PROBLEMS = "file of", "problems of"
 _STAGE = re.compile(r"stages\.(\d+)\.(.+)")
 
 
@@ -56,12 +58,12 @@ class Variant:
 
 
 def run_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
-    """Return the settings of each run.
+    """Return the settings of each run, and the `contents` of files and problems where these differ.
 
     Paths that differ only in the run's own seed (``seed-3``) get ``*`` in its place. Otherwise an initial model per
     seed would make one variant per seed.
     """
-    tables = [leaves(run.config) for run in runs]
+    tables = [leaves(run.config) | digests for run, digests in zip(runs, contents(runs), strict=True)]
     for key in {key for table in tables for key in table}:
         values = [table.get(key) for table in tables]
         seeds = [table.get("run.seed", run.run.get("seed")) for table, run in zip(tables, runs, strict=True)]
@@ -73,6 +75,46 @@ def run_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
             for table, value in zip(tables, starred, strict=True):
                 table.update({key: value} if key in table else {})
     return tables
+
+
+def contents(runs: Sequence[RecordedRun]) -> list[dict[str, str]]:
+    """Return by run the digests of custom files and problem sets that differ although their settings are the same.
+
+    The keys are such as ``file of my/brief.py:score`` and ``problems of data.train``.
+    """
+    recorded = [_digests(run) for run in runs]
+    found: dict[tuple[str, str], set[str]] = {}
+    for digests in recorded:
+        for key, digest in digests.items():
+            found.setdefault(key, set()).add(digest)
+    return [{key[0]: digest for key, digest in digests.items() if len(found[key]) > 1} for digests in recorded]
+
+
+def _digests(run: RecordedRun) -> dict[tuple[str, str], str]:
+    """Return the first digits of each recorded digest, of a custom file those of all sessions.
+
+    The key has the name, and what must be equal in two runs for their digests to be comparable.
+    """
+    table = leaves(run.config)
+    files: dict[tuple[str, str], dict[str, None]] = {}
+    for session in run.environments:
+        for key, digest in cast("Mapping[str, str]", session.get("custom") or {}).items():
+            if decides(key):
+                # a file of a list of files is recorded with its place
+                reference = value_text(table.get(key) or table.get(key.rpartition(".")[0]) or key)
+                name = f"{_FILE} " + re.sub(r"^(\.{1,2}/)+", "", reference)
+                files.setdefault((name, ""), {})[digest[:8]] = None
+    found = {key: ", ".join(digests) for key, digests in files.items()}
+    data = cast("Mapping[str, Mapping[str, Any]]", run.run.get("data") or {})
+    for name, facts in data.items():
+        place = f"data.{name.replace('/', '.')}"
+        source = "data.train" if name == "test/holdout" else place
+        settings = {key: value for key, value in table.items() if f"{key}.".startswith(f"{source}.")}
+        # the digest of problems includes the path of their custom reward
+        settings |= {key: os.path.abspath(run.path / str(v)) for key, v in settings.items() if ".py:" in str(v)}
+        if "sha256" in facts:
+            found[f"{_PROBLEMS} {place}", repr(settings)] = str(facts["sha256"])[:8]
+    return found
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -177,6 +219,8 @@ def setting_name(key: str) -> str:
     """Return a setting in words: ``optimizer warmup steps``, or ``stage 2 T`` for ``stages.1.max_tokens``."""
     if key in _WORDS:
         return _WORDS[key]
+    if key.startswith((_FILE, _PROBLEMS)):
+        return key
     if stage := _STAGE.fullmatch(key):
         return f"stage {int(stage.group(1)) + 1} {stage_setting_name(stage.group(2))}"
     # a place in a list belongs to its name, counted as for stages: data.train.0.seed is train 1 seed

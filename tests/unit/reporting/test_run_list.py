@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -187,6 +188,11 @@ def test_table_two_side_by_side_and_the_page(
     names = (variant_folders[0].name, variant_folders[-1].name)
     pair = told(capsys, "runs", tmp_path, "--compare", *names)
     assert "algorithm.loss" in pair
+    for folder, digest in zip(variant_folders[:2], ("11111111", "22222222"), strict=True):
+        facts = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(facts | {"data": {"train": {"sha256": digest}}}))
+    pair = told(capsys, "runs", tmp_path, "--compare", *(folder.name for folder in variant_folders[:2]))
+    assert re.search(r"problems of data\.train +11111111 +22222222", pair)
 
 
 def test_a_broken_run_is_named_and_the_others_are_shown(

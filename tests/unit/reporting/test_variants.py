@@ -15,6 +15,7 @@ from magicrl.reporting.comparison_page import write_comparison_page
 from magicrl.reporting.read_folders import TemperatureScore, read_run
 from magicrl.reporting.scores import mean_per_problem, variant_scores
 from magicrl.reporting.variants import (
+    contents,
     differing,
     distinguishing_keys,
     group_runs,
@@ -66,6 +67,79 @@ def test_a_start_model_makes_no_variant_a_seed(start: str, told: str, tmp_path: 
     assert differing(settings) == ["run.seed"]
 
 
+def record(folder: Path, config: str, **facts: Any) -> None:
+    """Add settings to a run's recipe and facts to its record."""
+    with (folder / "config.toml").open("a") as file:
+        file.write(config)
+    path = folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | facts))
+
+
+def contents_of(folders: list[Path]) -> list[dict[str, str]]:
+    return contents([read_run(folder) for folder in folders])
+
+
+def test_runs_of_one_setting_with_other_files_are_other_variants(variant_folders: list[Path]) -> None:
+    digests = ("aaaaaaaa1", "aaaaaaaa1", "bbbbbbbb1", "bbbbbbbb1")
+    for folder, digest in zip(variant_folders, digests, strict=True):
+        text = (folder / "config.toml").read_text().replace('"ppo"', '"magic"')
+        (folder / "config.toml").write_text(text)
+        custom = {"data.train.0.verifier": digest, "data.test.own.verifier": digest, "logging.trackers.0": folder.name}
+        own = 'verifier = "../../my/brief.py:score"\n'
+        record(
+            folder,
+            f'[logging]\ntrackers = ["../t.py:T"]\n[[data.train]]\n{own}[data.test.own]\n{own}',
+            environments=[{"custom": custom}, {"custom": custom}],
+        )
+    name = "file of my/brief.py:score"
+    variants = group_runs([read_run(folder) for folder in variant_folders])
+    assert [(v.name, len(v.runs)) for v in variants] == [(f"{name} aaaaaaaa", 2), (f"{name} bbbbbbbb", 2)]
+    assert variants[0].settings == {name: "aaaaaaaa"}
+    # a session with another file
+    sessions = [{"custom": {"data.train.0.verifier": digest}} for digest in ("aaaaaaaa1", "cccccccc1")]
+    record(variant_folders[1], "", environments=sessions)
+    assert contents_of(variant_folders[:2]) == [{name: "aaaaaaaa"}, {name: "aaaaaaaa, cccccccc"}]
+    # without a record, or the file of another setting
+    record(variant_folders[1], "", environments=[])
+    assert contents_of(variant_folders[:2]) == [{}, {}]
+    assert len(group_runs([read_run(folder) for folder in variant_folders[:2]])) == 1
+
+
+def test_runs_of_one_setting_with_other_problems_are_other_variants(tmp_path: Path) -> None:
+    folders = [write_variant(tmp_path / "runs" / str(i), seed=i) for i in range(2)]
+    for folder, digest in zip(folders, ("1111111122", "3333333344"), strict=True):
+        data = {"train": {"sha256": digest}, "test/own": {"sha256": digest}, "test/holdout": {"sha256": "5"}}
+        record(folder, '[[data.train]]\npath = "../t.jsonl"\n[data.test.own]\npath = "../s.jsonl"\n', data=data)
+    assert contents_of(folders) == [
+        {"problems of data.train": digest, "problems of data.test.own": digest} for digest in ("11111111", "33333333")
+    ]
+    name = "problems of data.train"
+    assert [v.name for v in group_runs([read_run(f) for f in folders])] == [
+        f"{name} 11111111 (+1)",
+        f"{name} 33333333 (+1)",
+    ]
+    write_comparison_page(folders, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert f'<th scope="row">{name} </th>' in page
+    assert "Runs that differ only in their seed" not in page
+
+
+@pytest.mark.parametrize(
+    ("sources", "place"),
+    [
+        (['path = "../seed-0/t.jsonl"', 'path = "../seed-1/t.jsonl"'], "runs"),
+        (['path = "../a/t.jsonl"', 'path = "../b/t.jsonl"'], "runs"),
+        (['path = "../t.jsonl"\nverifier = "../my.py:score"'] * 2, "other"),
+    ],
+    ids=["a file per seed", "other settings", "a custom reward in another folder"],
+)
+def test_problems_of_other_settings_add_no_difference(sources: list[str], place: str, tmp_path: Path) -> None:
+    folders = [write_variant(tmp_path / name, seed=i) for i, name in enumerate(("runs/0", f"{place}/1"))]
+    for folder, source in zip(folders, sources, strict=True):
+        record(folder, f"[[data.train]]\n{source}\n", data={"train": {"sha256": folder.name}})
+    assert contents_of(folders) == [{}, {}]
+
+
 def test_settings_are_flat_in_their_order_and_a_missing_one_differs() -> None:
     old = leaves({"a": {"b": 1, "c": [1, 2]}, "stages": [{"t": 3}]})
     assert old == {"a.b": 1, "a.c": [1, 2], "stages.0.t": 3}
@@ -105,6 +179,7 @@ def test_names_are_unique_even_where_the_settings_read_alike() -> None:
         ("stages.1.clip_low", "stage 2 clip low"),
         ("stages.0.transition.rule", "stage 1 transition rule"),
         ("optimizer.beta1", "optimizer beta1"),
+        ("file of my/brief.py:score", "file of my/brief.py:score"),
         ("name", "name"),
     ],
 )
