@@ -225,9 +225,20 @@ def _score_block(variants: Sequence[Variant]) -> PageBlock | None:
             "Mean over a variant's runs, with 95 % intervals over problems.",
             measure=measure,
         )
-        sets.append({"name": name, "view": view, "scores": of_set})
+        sets.append({"name": name, "view": view, "scores": of_set, "notes": _test_notes(of_set[0]["variants"])})
     signs = [variant_swatch(i) for i in range(len(variants))]
     return block("variant_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
+
+
+def _test_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return sentences on what else differs between the tests of each variant and of the first."""
+    notes: list[str] = []
+    first = rows[0]["seeds"]
+    for row in rows[1:]:
+        if row["against"] is not None and sorted(row["seeds"]) != sorted(first):
+            own, others = (", ".join(seeds) for seeds in (row["seeds"], first))
+            notes.append(f"{row['variant']}: seeds {own} are compared with seeds {others} of the first variant.")
+    return notes
 
 
 def _figures(variants: Sequence[Variant], axes: VariantAxes, axis: Axis) -> list[PageBlock]:

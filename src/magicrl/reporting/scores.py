@@ -353,10 +353,11 @@ def variant_scores(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     problems, None where it was not measured):
 
     - ``before``, ``after``: means over the variant's runs and problems; ``spread`` of ``after`` over the runs;
-    - ``rise``: after minus before, paired by problem;
+    - ``rise``: after minus before, paired by problem, over the runs that have both;
     - ``against``: after training, minus the first variant, paired by problem, with its ``against_spread`` over the
       runs; ``unpaired`` says why there is none, and is empty for the first variant;
-    - ``tested``: runs with an evaluation after training; ``runs``, ``problems``, and ``samples`` per problem.
+    - ``tested`` and ``seeds``: runs with an evaluation after training, and their seeds;
+    - ``runs``, ``problems``, and ``samples`` per problem.
     """
     found: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
@@ -399,11 +400,14 @@ def _score(
             why = "" if against is not None else "no problem was judged in both"
             changes = (_paired(mean_per_problem([score], measure), base, clusters, measure) for _, score in after)
             spread = _spread([change.mean for change in changes if change is not None])
-    old, new = ([score for _, score in tested] for tested in (before, after))
+    both = {run.path for run, _ in before} & {run.path for run, _ in after}
+    sides = [[(run, score) for run, score in tested if run.path in both] for tested in (before, after)]
     change = None
-    if old and new and not _not_paired([*before, *after], set_name):
+    if both and not _not_paired([*sides[0], *sides[1]], set_name):
+        old, new = ([score for _, score in tested] for tested in sides)
         means = mean_per_problem(new, measure), mean_per_problem(old, measure)
         change = _paired(*means, _clusters([*old, *new]), measure)
+    old, new = ([score for _, score in tested] for tested in (before, after))
     newest = next(iter((*new, *old)), None)
     return {
         "variant": variant.name,
@@ -415,6 +419,7 @@ def _score(
         "against_spread": spread,
         "unpaired": why,
         "tested": len(after),
+        "seeds": [str(run.run.get("seed", "–")) for run, _ in after],
         "runs": len(variant.runs),
         "problems": newest.problems if newest else 0,
         "samples": newest.samples if newest else 0,

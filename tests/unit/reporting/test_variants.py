@@ -264,6 +264,24 @@ def test_a_run_that_was_not_tested_yet_is_counted(variant_folders: list[Path]) -
     assert scores(variant_folders)[0]["variants"][1]["unpaired"] == "not tested after training"
 
 
+def test_the_rise_is_over_runs_with_both_tests_and_other_seeds_are_named(
+    variant_folders: list[Path], tmp_path: Path
+) -> None:
+    path = variant_folders[3] / "evaluations" / "before.json"
+    document = json.loads(path.read_text())
+    document["temperatures"]["1.0"]["per_problem"] = [0.0, 0.0, 0.0, 0.0]
+    path.write_text(json.dumps(document))
+    write_comparison_page(variant_folders, tmp_path / "page.html")
+    assert "are compared with seeds" not in (tmp_path / "page.html").read_text()
+    (variant_folders[3] / "evaluations" / "after.json").unlink()
+    _, ppo = scores(variant_folders)[0]["variants"]
+    assert ppo["rise"].mean == pytest.approx(np.mean([0.6, 0.1, 0.5, 0.0])), "of the first run"
+    assert ppo["seeds"] == ["0"]
+    write_comparison_page(variant_folders, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "loss ppo: seeds 0 are compared with seeds 0, 1 of the first variant." in page
+
+
 def test_a_problem_that_no_run_judged_is_left_out() -> None:
     told = [
         TemperatureScore.model_validate(
