@@ -47,7 +47,7 @@ from magicrl.reporting.read_folders import (
     read_run,
 )
 from magicrl.reporting.samples import MOST_PROBLEMS, evaluation_browsers, variant_browsers
-from magicrl.reporting.scores import variant_scores
+from magicrl.reporting.scores import other_grading, variant_scores
 from magicrl.reporting.variants import (
     Variant,
     decides,
@@ -225,19 +225,27 @@ def _score_block(variants: Sequence[Variant]) -> PageBlock | None:
             "Mean over a variant's runs, with 95 % intervals over problems.",
             measure=measure,
         )
-        sets.append({"name": name, "view": view, "scores": of_set, "notes": _test_notes(of_set[0]["variants"])})
+        sets.append({"name": name, "view": view, "scores": of_set, "notes": _test_notes(variants, of_set[0])})
     signs = [variant_swatch(i) for i in range(len(variants))]
     return block("variant_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
 
 
-def _test_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return sentences on what else differs between the tests of each variant and of the first."""
+def _test_notes(variants: Sequence[Variant], score: Mapping[str, Any]) -> list[str]:
+    """Return sentences on what else differs between the tests of each variant and those of the first."""
+    name, rows = score["set_name"], score["variants"]
+    tested = [[run for run in variant.runs if run.evaluation("after", name)] for variant in variants]
     notes: list[str] = []
-    first = rows[0]["seeds"]
-    for row in rows[1:]:
-        if row["against"] is not None and sorted(row["seeds"]) != sorted(first):
-            own, others = (", ".join(seeds) for seeds in (row["seeds"], first))
+    for row, runs in zip(rows, tested, strict=True):
+        if row["against"] is not None and sorted(row["seeds"]) != sorted(rows[0]["seeds"]):
+            own, others = (", ".join(seeds) for seeds in (row["seeds"], rows[0]["seeds"]))
             notes.append(f"{row['variant']}: seeds {own} are compared with seeds {others} of the first variant.")
+        first = next((run for of_variant in tested for run in of_variant), None)
+        lines = [line for run in runs if first for line in other_grading(first, run, name)]
+        if lines:
+            differ = "; ".join(dict.fromkeys(lines))
+            notes.append(
+                f"{row['variant']}: settings of the test differ too and may explain a part of the difference: {differ}."
+            )
     return notes
 
 

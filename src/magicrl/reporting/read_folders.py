@@ -92,6 +92,7 @@ class SetEvaluation(_Document):
     name: str
     set_name: str = Field(alias="set", default="test")
     model: str = ""
+    max_tokens: int | None = None  # per response; None where it was not recorded
     temperatures: dict[float, TemperatureScore]
     samples: tuple[EvaluatedProblem, ...] = ()
 

@@ -7,8 +7,9 @@ models. The effect of the seed shows in the smallest and the largest difference 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from magicrl.config.loader import leaves
+from magicrl.evaluation.samples import differences
 from magicrl.evaluation.statistics import Interval, mean_of, paired_difference, paired_scores, share
 from magicrl.reporting.charts import IntervalRow, intervals_view
 from magicrl.reporting.read_folders import RecordedRun, TemperatureScore
@@ -424,6 +427,36 @@ def _score(
         "problems": newest.problems if newest else 0,
         "samples": newest.samples if newest else 0,
     }
+
+
+_NOT_GRADING = re.compile(
+    r"verifier\.(workers|stop_after_unjudged_steps|judge\."
+    r"(base_url|key_variable|concurrency|attempts|attempt_seconds|token_budget|cache))"
+)
+"""Settings of verifiers that change no verdict."""
+
+
+def other_grading(first: RecordedRun, run: RecordedRun, set_name: str) -> list[str]:
+    """Return how verifier, custom reward and response limit of a test after training differ from those of ``first``.
+
+    What a run did not record is not compared.
+    """
+    tables: list[dict[str, Any]] = []
+    for of in (first, run):
+        table = {
+            key: value
+            for key, value in leaves(of.config).items()
+            if key.startswith("verifier.") and not _NOT_GRADING.fullmatch(key)
+        }
+        for session in of.environments[-1:]:
+            custom = cast("Mapping[str, str]", session.get("custom") or {})
+            place = "data.train" if set_name == "holdout" else f"data.test.{set_name}"
+            table |= {f"file of {key}": digest[:8] for key, digest in custom.items() if key.startswith(f"{place}.")}
+        evaluation = of.evaluation("after", set_name)
+        tables.append(table | {"response limit": evaluation.max_tokens if evaluation else None})
+    known = {key for key in tables[0] if tables[0][key] is not None and tables[1].get(key) is not None}
+    old, new = ({key: table[key] for key in table if key in known} for table in tables)
+    return differences(old, new)
 
 
 def _spread(values: Sequence[float]) -> Spread | None:

@@ -282,6 +282,33 @@ def test_the_rise_is_over_runs_with_both_tests_and_other_seeds_are_named(
     assert "loss ppo: seeds 0 are compared with seeds 0, 1 of the first variant." in page
 
 
+def test_another_grader_or_limit_of_the_test_is_named(variant_folders: list[Path], tmp_path: Path) -> None:
+    limits = (64, 64, 64, 16)
+    for folder, limit, extract in zip(variant_folders, limits, ("box", "box", "lenient", "lenient"), strict=True):
+        record(
+            folder,
+            f'[verifier]\nextract = "{extract}"\nworkers = {limit}\n[verifier.judge]\ncache = "{folder}"\n',
+            environments=[{"custom": {"data.test.test.verifier": f"{extract:x<9}", "algorithm.loss": extract}}],
+        )
+        path = folder / "evaluations" / "after.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"max_tokens": limit}))
+    write_comparison_page(variant_folders, tmp_path / "page.html", keys=["algorithm.loss"])
+    page = (tmp_path / "page.html").read_text()
+    assert page.count("settings of the test differ too") == 1
+    assert (
+        "loss ppo: settings of the test differ too and may explain a part of the difference: file of "
+        "data.test.test.verifier: was boxxxxxx, is now lenientx; verifier.extract: was box, is now lenient; response "
+        "limit: was 64, is now 16."
+    ) in page
+    # a run that recorded nothing is not compared
+    (variant_folders[0] / "config.toml").write_text('[algorithm]\nloss = "magic"\n')
+    record(variant_folders[0], "", environments=[])
+    path = variant_folders[0] / "evaluations" / "after.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"max_tokens": None}))
+    write_comparison_page(variant_folders, tmp_path / "page.html", keys=["algorithm.loss"])
+    assert "settings of the test differ too" not in (tmp_path / "page.html").read_text()
+
+
 def test_a_problem_that_no_run_judged_is_left_out() -> None:
     told = [
         TemperatureScore.model_validate(
