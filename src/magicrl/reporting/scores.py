@@ -412,11 +412,12 @@ def _score(
         change = _paired(*means, _clusters([*old, *new]), measure)
     old, new = ([score for _, score in tested] for tested in (before, after))
     newest = next(iter((*new, *old)), None)
+    mean, alone = _mean_score(after, set_name, measure), [score.score(measure) for score in new]
     return {
         "variant": variant.name,
-        "before": _mean_score(old, measure),
-        "after": _mean_score(new, measure),
-        "spread": _spread([interval.mean for score in new if (interval := score.score(measure)) is not None]),
+        "before": _mean_score(before, set_name, measure),
+        "after": mean,
+        "spread": None if mean is None else _spread([score.mean for score in alone if score is not None]),
         "rise": change,
         "against": against,
         "against_spread": spread,
@@ -486,10 +487,11 @@ def mean_per_problem(scores: Sequence[TemperatureScore], measure: Measure) -> ND
     return np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
-def _mean_score(scores: Sequence[TemperatureScore], measure: Measure) -> Interval | None:
+def _mean_score(tested: _Tested, set_name: str, measure: Measure) -> Interval | None:
     """Return the mean over runs and problems with an interval over problems; None where the test sets differ."""
-    if len({len(score.per_problem) for score in scores}) != 1:
+    if not tested or _not_paired(tested, set_name):
         return None
+    scores = [score for _, score in tested]
     values = mean_per_problem(scores, measure)
     judged = ~np.isnan(values)
     if not judged.any():

@@ -282,6 +282,15 @@ def test_the_rise_is_over_runs_with_both_tests_and_other_seeds_are_named(
     assert "loss ppo: seeds 0 are compared with seeds 0, 1 of the first variant." in page
 
 
+def test_unlike_test_sets_of_a_variant_are_not_averaged(variant_folders: list[Path]) -> None:
+    record(variant_folders[1], "", data={"test/test": {"sha256": "b", "problems": 4}})
+    runs = [read_run(folder) for folder in variant_folders]
+    magic, ppo = variant_scores(group_runs(runs, ["algorithm.loss"]))[0]["variants"]
+    assert [magic[key] for key in ("before", "after", "rise", "spread")] == [None] * 4
+    assert ppo["after"] is not None
+    assert ppo["unpaired"] == "the test sets have different problems (by checksum)"
+
+
 def test_another_grader_or_limit_of_the_test_is_named(variant_folders: list[Path], tmp_path: Path) -> None:
     limits = (64, 64, 64, 16)
     for folder, limit, extract in zip(variant_folders, limits, ("box", "box", "lenient", "lenient"), strict=True):
