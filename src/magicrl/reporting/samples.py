@@ -150,7 +150,7 @@ def run_browsers(run: RecordedRun) -> list[dict[str, Any]]:
     """Return a browser per test set with the responses before and after training."""
     browsers: list[dict[str, Any]] = []
     for comparison in comparisons(run):
-        sides = _by_id(comparison.before), _by_id(comparison.after)
+        sides = _problems_of(comparison.before), _problems_of(comparison.after)
         problems: list[BrowsedProblem] = []
         for key in dict.fromkeys([*sides[0], *sides[1]]):
             old, new = (side[key].responses if key in side else {} for side in sides)
@@ -190,7 +190,7 @@ def variant_browsers(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 
 def _in_columns(evaluations: Sequence[SetEvaluation]) -> list[BrowsedProblem]:
-    tables = [_by_id(evaluation) for evaluation in evaluations]
+    tables = [_problems_of(evaluation) for evaluation in evaluations]
     at = max((t for evaluation in evaluations for t in evaluation.temperatures), default=1.0)
     found: list[BrowsedProblem] = []
     for key in dict.fromkeys(key for table in tables for key in table):
@@ -221,8 +221,9 @@ def _marks(columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple("truncated" if a.truncated else a.outcome for a in column) for column in columns)
 
 
-def _by_id(evaluation: SetEvaluation | None) -> dict[str, EvaluatedProblem]:
-    return {problem.problem_id: problem for problem in (evaluation.samples if evaluation else ())}
+def _problems_of(evaluation: SetEvaluation | None) -> dict[tuple[object, ...], EvaluatedProblem]:
+    """Return the problems by id, prompt and reference: other data may use the same ids."""
+    return {(p.problem_id, p.prompt, p.references): p for p in (evaluation.samples if evaluation else ())}
 
 
 # Evaluations: one column per evaluation, one browser per benchmark.

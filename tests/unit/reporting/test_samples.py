@@ -23,7 +23,9 @@ from magicrl.reporting.samples import (
     coloured_pieces,
     outcome_kinds,
     shown_rollouts,
+    variant_browsers,
 )
+from magicrl.reporting.variants import group_runs
 
 
 def test_first_and_last_step_of_each_stage_with_one_response_a_kind(rich_run: Path) -> None:
@@ -194,3 +196,19 @@ def test_both_ends_of_a_long_response_are_shown() -> None:
     assert shown.endswith("answer 7")
     assert "1008 characters left out" in shown
     assert clipped("short") == "short"
+
+
+def test_responses_to_other_problems_of_one_id_are_not_next_to_each_other(variant_folders: list[Path]) -> None:
+    def sizes() -> list[tuple[str, int]]:
+        (found,) = variant_browsers(group_runs([read_run(folder) for folder in variant_folders]))
+        return [(p.reference, sum(r is not None for _, row in p.rows for r in row)) for p in found["problems"]]
+
+    assert sizes() == [("7 or seven", 3)], "the initial checkpoint and two variants"
+    path = variant_folders[2] / "evaluations" / "after.json"
+    document = json.loads(path.read_text())
+    document["samples"][0]["reference"] = "8"
+    path.write_text(json.dumps(document))
+    assert sizes() == [("7 or seven", 2), ("8", 1)]
+    document["samples"][0] |= {"reference": ["7", "seven"], "prompt": "What is 3 + 5?"}
+    path.write_text(json.dumps(document))
+    assert sizes() == [("7 or seven", 2), ("7 or seven", 1)]
