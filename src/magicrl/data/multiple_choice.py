@@ -86,7 +86,8 @@ def with_options(prompt: str, labels: Sequence[str], texts: Sequence[str]) -> st
 def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tuple[str, ...] | None:
     """Return the accepted answers, the label and the text of the right option; None if the answer is no option.
 
-    A number is the place of the option, from 0, unless it is the text of one.
+    A number is a label where the labels are numbers, else the place of the option, from 0, unless it is the text of
+    one.
 
     Example:
         >>> right_option(1, ["A", "B"], ["cat", "dog"])
@@ -95,16 +96,18 @@ def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tu
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         return None
     said = str(answer).strip()
-    plain = re.sub(r"^\(?(\w+)[).:]?$", r"\1", said)
+    # parquet and pandas write 2 as 2.0
+    number = re.fullmatch(r"(\d+)(?:\.0)?", said)
+    plain = number[1] if number else re.sub(r"^\(?(\w+)[).:]?$", r"\1", said)
     place: int | None = None
-    if isinstance(answer, str) and plain in labels:
+    if plain in labels:
         place = labels.index(plain)
     elif isinstance(answer, str) and texts.count(said) == 1:
         place = texts.index(said)
     elif isinstance(answer, str) and plain.upper() in labels:
         place = labels.index(plain.upper())
-    elif re.fullmatch(r"\d+(?:\.0)?", said) and int(float(said)) < len(texts):
-        place = int(float(said))
+    elif number and int(number[1]) < len(texts) and not all(map(str.isdigit, labels)):
+        place = int(number[1])
     else:
         lower = [text.casefold() for text in texts]
         place = lower.index(said.casefold()) if lower.count(said.casefold()) == 1 else None

@@ -170,7 +170,7 @@ def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
     return shown(json.dumps(each, ensure_ascii=True, default=str), most)
 
 
-IMPORT_VERSION = 5
+IMPORT_VERSION = 6
 PART_ROWS = 5000
 PART_CHARACTERS = 64 << 20
 """Largest size of a part, which bounds the memory of a step."""

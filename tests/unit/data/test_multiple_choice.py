@@ -52,6 +52,21 @@ def test_labels_of_the_data_are_kept(tmp_path: Path) -> None:
     assert found.first.problem.references == ("2", "Paris")
 
 
+@pytest.mark.parametrize("answer", [2, 2.0, "2"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"1": "Rome", "2": "Paris", "3": "Oslo"},
+        {"label": ["1", "2", "3"], "text": ["Rome", "Paris", "Oslo"]},
+        [{"label": 1, "text": "Rome"}, {"label": 2, "text": "Paris"}, {"label": 3, "text": "Oslo"}],
+    ],
+)
+def test_a_number_is_the_label_where_the_labels_are_numbers(options: Any, answer: Any, tmp_path: Path) -> None:
+    assert read(tmp_path, options=options, answer=answer).first.problem.references == ("2", "Paris")
+    (rejected,) = read(tmp_path, options=options, answer=0).rejected
+    assert rejected.reason == "the answer 0 is none of the options 1, 2, 3"
+
+
 def test_an_answer_that_is_no_option_is_set_aside(tmp_path: Path) -> None:
     (rejected,) = read(tmp_path, choices=["Rome", "Paris"], answer="C").rejected
     assert rejected.reason == "the answer 'C' is none of the options A, B"
