@@ -11,11 +11,13 @@ NAMES = ("choices", "options")
 """Columns that hold the options, whatever their case."""
 _LABELS = ("label", "labels", "key", "letter")
 _TEXTS = ("text", "texts", "value", "content")
+_NONE = ("", "[]", "{}", "none", "null", "nan", "n/a")
 _MOST = len(string.ascii_uppercase)
 
 
 def options_of(record: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str], list[str]]:
     """Return the columns with the options of a record, the options' labels and their texts; nothing if it has none.
+    Options that cannot be read give their column without labels and texts.
 
     Read are a list of texts or numbers, a list of ``{label, text}``, a dict of labels to texts, ARC's
     ``{"label": [...], "text": [...]}``, and one column per option, ``A``, ``B``, ...
@@ -24,15 +26,26 @@ def options_of(record: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str], l
         >>> options_of({"question": "2 + 2?", "choices": [3, 4], "answer": 1})
         (('choices',), ['A', 'B'], ['3', '4'])
     """
+    unread: tuple[str, ...] = ()
     for name, value in record.items():
-        if name.lower() in NAMES and value:
+        if name.lower() in NAMES and not _is_blank(value):
             labels, texts = _parts(value)
             if len(texts) > 1:
                 return (name,), labels, texts
+            unread = (name,)
     letters = [letter for letter in string.ascii_uppercase[:10] if record.get(letter) not in (None, "")]
     if len(letters) > 1 and letters == list(string.ascii_uppercase[: len(letters)]):
         return tuple(letters), letters, [str(record[letter]).strip() for letter in letters]
-    return (), [], []
+    return unread, [], []
+
+
+def _is_blank(value: Any) -> bool:
+    """Return whether nothing in a column can be an option: numbers (a count), texts for "none", empty containers."""
+    if isinstance(value, Mapping):
+        value = list(cast("Mapping[str, Any]", value).values())
+    if isinstance(value, list):
+        return all(entry is None or entry == "" or entry == [] for entry in cast("list[Any]", value))
+    return value is None or isinstance(value, int | float) or str(value).strip().lower() in _NONE
 
 
 def _parts(value: Any) -> tuple[list[str], list[str]]:
@@ -42,7 +55,9 @@ def _parts(value: Any) -> tuple[list[str], list[str]]:
         if texts is not None:
             labels = next((table[key] for key in _LABELS if isinstance(table.get(key), list)), None)
             return _labelled(labels, texts)
-        return _labelled(list(table), list(table.values()))
+        # parquet gives every row the keys of all rows, with None
+        given = {label: text for label, text in table.items() if text is not None}
+        return _labelled(list(given), list(given.values()))
     if not isinstance(value, list) or not value:
         return [], []
     entries = cast("list[Any]", value)

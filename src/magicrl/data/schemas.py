@@ -382,7 +382,7 @@ class _RowReader:
     name: str
     schema: Schema
     options: tuple[tuple[str, ...], list[str], list[str]]
-    """Columns, labels and texts of the options of a multiple-choice question; empty if it is none."""
+    """Columns, labels and texts of the options of a multiple-choice question, from `options_of`."""
 
     def read(self) -> Read:
         schema = self.schema
@@ -400,7 +400,13 @@ class _RowReader:
         schema = self.schema
         raw = answer if schema.answer is None else self._value(schema.answer, "answer")
         where = schema.answer or schema.prompt[0]
-        _, labels, options = self.options
+        columns, labels, options = self.options
+        if columns and not options and self.reader.needs_reference:
+            kind = type(self.row.record[columns[0]]).__name__
+            raise Quarantined(
+                f"field {columns[0]!r} has no options that can be read, got {kind}; "
+                'give a list of 2 to 26 texts, ["Rome", "Paris"], or rename the column'
+            )
         if options:
             prompt = with_options(prompt, labels, options)
             right = right_option(raw, labels, options)
@@ -454,7 +460,7 @@ class _RowReader:
         schema, record, fields = self.schema, self.row.record, self.reader.fields
         used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
         used |= {"reward_model"} if schema.released else set()
-        used |= {*self.options[0]}
+        used |= {*self.options[0]} if self.options[2] else set()
         if not self.reader.needs_reference:
             used -= {schema.answer}  # a custom reward may read the answer under its column's name, as in TRL
         source = record.get("data_source") if schema.released else None

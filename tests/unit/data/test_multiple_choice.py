@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 import magicrl
-from magicrl.data.sources import recognise
+from magicrl.data.schemas import Read, RecordReader
+from magicrl.data.sources import Place, read_problems, recognise
 
 QUESTION = "Capital of France?"
 SHOWN = "Capital of France?\nA) Rome\nB) Paris"
@@ -78,8 +79,28 @@ def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:
 
 
 def test_other_columns_of_these_names_are_no_options(tmp_path: Path) -> None:
-    for extra in ({"choices": []}, {"choices": "none"}, {"choices": ["only one"]}, {"A": "first", "C": "third"}):
+    none: list[Any] = [[], "", "none", "[]", [None, None], {"label": [], "text": []}, {"A": None, "B": None}, 4]
+    for extra in (*({"choices": value} for value in none), {"A": "first", "C": "third"}):
         assert read(tmp_path, answer="Paris", **extra).first.problem.prompt == QUESTION
+
+
+@pytest.mark.parametrize("choices", ["Rome;Paris", ["Rome", "Paris", None], ["Paris"], [["Rome"], ["Paris"]]])
+def test_options_that_cannot_be_read_set_the_row_aside(choices: Any, tmp_path: Path) -> None:
+    (rejected,) = read(tmp_path, choices=choices, answer="B").rejected
+    assert rejected.quarantined
+    assert rejected.reason.startswith(f"field 'choices' has no options that can be read, got {type(choices).__name__};")
+    # a custom reward may read the column itself
+    path = tmp_path / "rows.jsonl"
+    reader = RecordReader(stem="rows", verifier="reward.py:right")
+    (found,) = read_problems(Place(path=path), reader)
+    assert isinstance(found, Read)
+    assert found.problem.extra["choices"] == choices
+
+
+def test_options_that_only_other_rows_have_are_left_out(tmp_path: Path) -> None:
+    # a parquet file gives every row the keys of all rows
+    options = {"A": "Rome", "B": "Paris", "C": None}
+    assert read(tmp_path, options=options, answer="B").first.problem.prompt == SHOWN
 
 
 def test_the_last_turn_of_a_conversation_is_the_answer(tmp_path: Path) -> None:
