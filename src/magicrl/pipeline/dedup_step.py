@@ -9,13 +9,14 @@ import hashlib
 import json
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -398,14 +399,14 @@ class _Search:
             np.save(file, values)
 
 
-_COLUMNS = ["id", "source", "prompt", "problem", "solutions", "reward_model", "notes"]
+_COLUMNS = ["id", "source", "ability", "prompt", "problem", "solutions", "reward_model", "notes"]
 
 
 class Dedup(PipelineStep[DedupStep]):
     """Compares all statements first, then drops rows by id."""
 
     use = "dedup"
-    version = 2
+    version = 3
 
     def identity(self, context: Context) -> Any:
         return {"scope": self._settings.scope, **self._settings.settings.model_dump(mode="json")}
@@ -427,11 +428,17 @@ class Dedup(PipelineStep[DedupStep]):
                 documents(group, name), self._settings.settings, folder=folder.work / "search"
             )
             guarded += sum(apart.values())
+            references = references_of(group, {*found, *(one.kept for one in found.values())})
             for one in found.values():
                 similarity = round(one.similarity, 4)
                 through = "" if one.twin == one.kept else f", found beside {one.twin}"
                 detail = f"of {one.kept}, similarity {similarity}{through}"
-                drops[one.id] = Drop(f"duplicate ({one.stage})", detail)
+                reason = f"duplicate ({one.stage})"
+                own, other = references.get(one.id, []), references.get(one.kept, [])
+                if own and other and not {*map(canonical_text, own)} & {*map(canonical_text, other)}:
+                    reason = "duplicate with another reference"
+                    detail += f"; {' or '.join(own)}, not {' or '.join(other)}"
+                drops[one.id] = Drop(reason, detail)
                 clusters.setdefault(one.kept, []).append([one.id, one.stage, similarity])
             context.watcher.progress(self.use, len(drops), len(drops), f"duplicates ({name or 'all'})")
         ordered = sorted(clusters.items(), key=lambda item: (-len(item[1]), item[0]))
@@ -441,10 +448,22 @@ class Dedup(PipelineStep[DedupStep]):
         write_drops(folder, drops)
 
 
+def references_of(parts: Iterable[Part], ids: Set[str]) -> dict[str, list[str]]:
+    """Return the reference answers of the maths problems among ``ids``."""
+    found: dict[str, list[str]] = {}
+    for part in parts if ids else ():
+        table = read_part(part.path, ["id", "ability", "reward_model"])
+        chosen = [name in ids for name in table.column("id").to_pylist()]
+        for row in table.filter(pa.array(chosen)).to_pylist():
+            if row["ability"] == "math":
+                found[row["id"]] = json.loads(row["reward_model"]["ground_truth"])
+    return found
+
+
 def documents(parts: Iterable[Part], source: str | None = None) -> Iterator[Document]:
     """Yield the statements, of one source or of all, with their quality.
 
-    Quality is: checked by the verifier, solved, length of answers or tests.
+    Quality is: checked by the verifier, solved, length of a program's tests. The length of a maths answer says nothing.
     """
     for part in parts:
         for row in read_part(part.path, _COLUMNS).to_pylist():
@@ -452,5 +471,6 @@ def documents(parts: Iterable[Part], source: str | None = None) -> Iterator[Docu
                 continue
             notes: dict[str, Any] = json.loads(row["notes"]) if row["notes"] else {}
             checked = bool(notes.get("answer_agrees") or notes.get("reference_passes"))
-            quality = (float(checked), float(bool(row["solutions"])), float(len(row["reward_model"]["ground_truth"])))
+            tests = len(row["reward_model"]["ground_truth"]) if row["ability"] == "code" else 0
+            quality = (float(checked), float(bool(row["solutions"])), float(tests))
             yield Document(row["id"], statement_of(row), quality)

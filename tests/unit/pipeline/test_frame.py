@@ -74,7 +74,7 @@ def test_every_row_is_kept_or_dropped_with_a_reason_at_every_step(pipeline: dict
         assert after.entered == before.kept
         assert after.entered == after.kept + sum(after.reasons.values())
     assert counts[1].reasons == {"proof": 6}
-    assert counts[2].reasons == {"duplicate (exact)": 3}
+    assert counts[2].reasons == {"duplicate with another reference": 3}
     assert counts[3].sources["b"] == {"in": 2, "kept": 2, "dropped": {}}
     assert {row["step"] for row in run.dropped("01-clean")} == {"01-clean"}
 

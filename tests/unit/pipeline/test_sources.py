@@ -19,6 +19,7 @@ from magicrl.data.sources import load_source
 from magicrl.pipeline.judge_step import problems_of
 from magicrl.pipeline.parts import Part
 from magicrl.pipeline.pipeline_schema import known_kinds
+from magicrl.pipeline.stats import counts_of
 from magicrl.records import prompt_key
 
 # one synthetic record in the columns of each real file, and the reference answers or tests and the solutions that are
@@ -117,6 +118,23 @@ def test_the_earlier_turns_of_a_conversation_belong_to_its_problem(write_rows: C
     part = run.output / "01-dedup" / "kept" / "chat.00000.parquet"
     asked = problems_of([Part(name="chat.00000", path=part, key="")])
     assert [problem.text for problem in asked] == [f"x is {n}.\n\nYes.\n\nWhat is x plus 1?" for n in (1, 2)]
+
+
+def test_the_first_of_two_reference_answers_is_kept_and_the_other_is_counted_apart(
+    write_rows: Callable[..., Path], run: Any
+) -> None:
+    question = "What is the sum of 170 and 23 in the decimal system?"
+    rows = [{"question": question, "answer": answer} for answer in ("193", "2000", "193.00", "$193$")]
+    run(
+        {
+            "sources": [{"name": "sums", "path": str(write_rows("r.jsonl", rows))}],
+            "steps": [{"use": "dedup", "settings": {"stages": ["exact"]}}],
+        }
+    )
+    assert [entry.references for entry in run.kept("01-dedup")] == [("193",)]
+    (other,) = [row for row in run.dropped("01-dedup") if row["reason"] == "duplicate with another reference"]
+    assert (other["id"], other["detail"]) == ("sums/sums-1", "of sums/sums-0, similarity 1.0; 2000, not 193")
+    assert counts_of(run.output)[1].reasons == {"duplicate (exact)": 2, "duplicate with another reference": 1}
 
 
 def test_a_level_beyond_64_bits_is_set_aside_and_dates_are_notes(tmp_path: Path, run: Any) -> None:
