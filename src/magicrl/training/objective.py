@@ -130,6 +130,11 @@ class Objective:
         for job in micro_batches:
             logprobs, entropies = scorer.forward(job[-1], controls.temperature, head_gradient=head_gradient())
             outputs = self.terms(job, logprobs, entropies, controls, statistics)
+            if not outputs.loss.requires_grad:
+                raise ValueError(
+                    f"algorithm.loss = {self._algorithm.loss!r}: the loss has no gradient; compute it from logprobs or "
+                    "ratio without detach() or item()"
+                )
             # Backward follows at once, so that only one micro-batch's activations are in memory.
             outputs.loss.backward(torch.full_like(outputs.loss, loss_scale))
             parts.append(outputs.metrics)

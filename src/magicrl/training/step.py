@@ -50,6 +50,7 @@ from magicrl.records import (
     TrainBatch,
     TrainSample,
 )
+from magicrl.registry import is_builtin
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
@@ -241,14 +242,19 @@ class Trainer:
     ) -> list[TrainSample]:
         algorithm, tau = self._config.algorithm, self._config.rollout.temperature
         objective = self._objective
-        samples = train_samples(
-            kept,
-            mask=algorithm.advantage_mask,
-            normalise_std=objective.row.normalise_std,
-            advantage=self._advantage,
-            k=algorithm.advantage_k,
-            overlong_buffer=algorithm.overlong_buffer,
-        )
+        try:
+            samples = train_samples(
+                kept,
+                mask=algorithm.advantage_mask,
+                normalise_std=objective.row.normalise_std,
+                advantage=self._advantage,
+                k=algorithm.advantage_k,
+                overlong_buffer=algorithm.overlong_buffer,
+            )
+        except ValueError as error:
+            if is_builtin("advantage", algorithm.advantage):
+                raise
+            raise ValueError(f"algorithm.advantage = {algorithm.advantage!r}: {error}") from error
         if not samples:
             return []
         if self._config.teacher is not None and not self._config.teacher.with_rewards:

@@ -157,6 +157,28 @@ def test_an_advantage_of_zero_is_nothing_to_learn_from(toy_recipe: Path, tmp_pat
     assert "the gradient was 0" in learning["reason"]
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "reason"),
+    [
+        ("loss", "ROW", "the loss has no gradient"),
+        ("advantage", "few", "an advantage must return"),
+        ("advantage", "words", "an advantage must return"),
+    ],
+)
+def test_an_error_of_a_custom_part_names_its_setting_and_file(
+    key: str, name: str, reason: str, toy_recipe: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "bad.py").write_text(
+        "from magicrl.algorithms.losses import LossRow, Surrogate, nothing_clipped\n"
+        "def detached(s):\n    return Surrogate((s.ratio * s.advantages).detach(), nothing_clipped(s))\n"
+        "ROW = LossRow(surrogate=detached)\n"
+        "def few(a):\n    return a.rewards_N[1:]\n"
+        "def words(a):\n    return ['x'] * len(a.rewards_N)\n"
+    )
+    with pytest.raises(ValueError, match=rf"algorithm\.{key} = '.*bad\.py:{name}': {reason}"):
+        run(toy_recipe, tmp_path / "run", f"algorithm.{key}={tmp_path}/bad.py:{name}", "entropy.controller=none")
+
+
 def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(COPIES["loss"][2])
