@@ -12,6 +12,7 @@ NAMES = ("choices", "options")
 _LABELS = ("label", "labels", "key", "letter")
 _TEXTS = ("text", "texts", "value", "content")
 _NONE = ("", "[]", "{}", "none", "null", "nan", "n/a")
+_NUMBER = re.compile(r"(\d+)(?:\.0)?")  # parquet and pandas write 2 as 2.0
 _MOST = len(string.ascii_uppercase)
 
 
@@ -111,8 +112,7 @@ def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tu
     if isinstance(answer, bool) or not isinstance(answer, str | int | float):
         return None
     said = str(answer).strip()
-    # parquet and pandas write 2 as 2.0
-    number = re.fullmatch(r"(\d+)(?:\.0)?", said)
+    number = _NUMBER.fullmatch(said)
     plain = number[1] if number else re.sub(r"^\(?(\w+)[).:]?$", r"\1", said)
     place: int | None = None
     if plain in labels:
@@ -129,3 +129,27 @@ def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tu
     if place is None:
         return None
     return tuple(dict.fromkeys((labels[place], texts[place])))
+
+
+def note_number(
+    found: dict[str, str], where: str, answer: Any, labels: Sequence[str], right: tuple[str, ...] | None
+) -> None:
+    """Remember in ``found`` the first row whose answer is 0, and the first whose answer is the number of options."""
+    number = _NUMBER.fullmatch(str(answer).strip())
+    if number and int(number[1]) == 0:
+        found.setdefault("zero", where)
+    elif number and int(number[1]) == len(labels) and right is None and not labels[0].isdigit():
+        found.setdefault("last", where)
+
+
+def check_numbers(found: Mapping[str, str]) -> None:
+    """Raise ``ValueError`` if the answers of a file count the options from 1: each would be read as the next option.
+
+    Args:
+        found: Result of `note_number` for all rows, because one row cannot show it.
+    """
+    if "last" in found and "zero" not in found:
+        raise ValueError(
+            f"{found['last']}: the answer is the number of options, and no row has the answer 0, so the answers seem "
+            "to count the options from 1; give letters (A, B, ...) or numbers from 0"
+        )

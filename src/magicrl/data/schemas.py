@@ -16,7 +16,7 @@ from magicrl.config.loader import shipped_table
 from magicrl.config.section import Section
 from magicrl.data.code_records import CodeTask, code_task
 from magicrl.data.data_files import Row
-from magicrl.data.multiple_choice import options_of, right_option, with_options
+from magicrl.data.multiple_choice import note_number, options_of, right_option, with_options
 from magicrl.records import Message, Problem, prompt_key
 from magicrl.registry import is_builtin
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
@@ -218,6 +218,7 @@ class RecordReader:
         extra: Keep the other columns in ``Problem.extra``.
         solutions: Additional columns of solutions.
         notes: Additional columns of notes.
+        numbers: First rows with the answers 0 and N (of N options), for `check_numbers` after the last record.
     """
 
     stem: str
@@ -228,6 +229,7 @@ class RecordReader:
     extra: bool = True
     solutions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    numbers: dict[str, str] = field(default_factory=dict[str, str])
     _found: dict[tuple[str, ...], tuple[str, Schema]] = field(default_factory=dict[tuple[str, ...], tuple[str, Schema]])
 
     @property
@@ -410,6 +412,7 @@ class _RowReader:
         if options:
             prompt = with_options(prompt, labels, options)
             right = right_option(raw, labels, options)
+            note_number(self.reader.numbers, self.row.where, raw, labels, right)
             if right is None and self.reader.needs_reference:
                 raise Quarantined(f"the answer {raw!r:.60} is none of the options {', '.join(labels)}")
             raw = raw if right is None else list(right)

@@ -23,6 +23,7 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.paths import is_hub_name
 from magicrl.data.data_files import BadRow, Row, read_place
 from magicrl.data.families import Split, check_options, make_family, unique_problems
+from magicrl.data.multiple_choice import check_numbers
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue
 from magicrl.records import Problem
 from magicrl.registry import resolve
@@ -271,6 +272,7 @@ def recognise(
         prompt, answer = read.columns
         named: dict[str, str | tuple[str, ...]] = {"prompt": prompt[0] if len(prompt) == 1 else prompt}
         mappings.setdefault(read.schema, named if answer is None else {**named, "answer": answer})
+    check_numbers(reader.numbers)
     most = schemas.most_common(1)[0][0] if schemas else None
     return Recognised(
         schema=most,
@@ -400,7 +402,8 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
     places: dict[str, str] = {}
     aside: list[tuple[str, str]] = []
     solutions: dict[str, tuple[str, ...]] = {}
-    for read in read_problems(place, _reader(source, place, key)):
+    reader = _reader(source, place, key)
+    for read in read_problems(place, reader):
         # a broken record is an error of the file; one without an answer is only set aside
         if isinstance(read, Rejected) and not read.quarantined:
             raise read.error
@@ -426,6 +429,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
         # in the loop, so that a hub set is not read to its end for its first rows
         if source.count is not None and len(problems) == source.count:
             break
+    check_numbers(reader.numbers)
     if not problems:
         why = "it holds no records, give it some"
         if places:

@@ -20,6 +20,7 @@ from magicrl.config.given import data_reference, path_text
 from magicrl.config.loader import shipped_table
 from magicrl.config.section import Section
 from magicrl.data.gym_tasks import PREFIX, GymTask
+from magicrl.data.multiple_choice import check_numbers
 from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
@@ -248,6 +249,7 @@ def _read_all(asked: BenchmarkSource, options: EvaluationOptions, window: Window
         # the first problems do not need the rest of a large set; a random part does
         if options.limit_seed is None and options.limit is not None and len(found) == options.limit:
             break
+    check_numbers(reader.numbers)
     if options.limit_seed is None:
         return found, aside
     # a random part, in the order of the file

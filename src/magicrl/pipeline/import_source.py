@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from magicrl.config.errors import RecipeError
 from magicrl.data.data_files import read_hub, read_place
+from magicrl.data.multiple_choice import check_numbers
 from magicrl.data.schemas import Template, catalogue
 from magicrl.data.sources import BadRow, Place, Quarantined, Read, RecordReader, Row
 from magicrl.files import checksum, write_atomically
@@ -105,6 +106,10 @@ class EntryReader:
             difficulty={str(name): int(count) for name, count in pairs if count is not None},
             notes=read.notes,
         )
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if the records together show that answers were read wrong. Call it after the last."""
+        check_numbers(self._reader.numbers)
 
     def _of_another_run(self, entry: Entry, where: str) -> Entry:
         """Return a row of another run's output, unchanged except for a template of this source."""
@@ -238,6 +243,11 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
             if len(kept) + len(dropped) >= PART_ROWS or characters >= PART_CHARACTERS:
                 write()
                 characters = 0
+        try:
+            reader.check()
+        except ValueError:
+            step.clear_except([])  # a later import must not continue with parts that were read wrong
+            raise
         if kept or dropped or not parts:
             write()
         step.clear_except([part.name for part in parts])

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 
 import magicrl
+from magicrl.config.data_schema import SourceConfig
 from magicrl.data.schemas import Read, RecordReader
-from magicrl.data.sources import Place, read_problems, recognise
+from magicrl.data.sources import Place, load_source, read_problems, recognise
+from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
+from magicrl.evaluation.options import EvaluationOptions
 
 QUESTION = "Capital of France?"
 SHOWN = "Capital of France?\nA) Rome\nB) Paris"
@@ -71,6 +74,31 @@ def test_a_number_is_the_label_where_the_labels_are_numbers(options: Any, answer
 def test_an_answer_that_is_no_option_is_set_aside(tmp_path: Path) -> None:
     (rejected,) = read(tmp_path, choices=["Rome", "Paris"], answer="C").rejected
     assert rejected.reason == "the answer 'C' is none of the options A, B"
+
+
+def test_answers_that_count_from_one_are_refused_for_the_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    said = r"rows.jsonl, line 3: .* and no row has the answer 0.*; give letters \(A, B, ...\) or numbers from 0"
+
+    def write(*answers: Any) -> None:
+        rows = [{"question": f"{n}?", "choices": ["Rome", "Paris"], "answer": one} for n, one in enumerate(answers)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    for answers in ([1, 1, 2], ["1", "1", "2"], [1.0, 1.0, 2.0]):
+        write(*answers)
+        for read_all in (
+            lambda: recognise(path),
+            lambda: load_source(SourceConfig(path=str(path))),
+            lambda: load_benchmark(
+                parse_asked(f"rows={path}"), EvaluationOptions("model", [f"rows={path}"], output=tmp_path)
+            ),
+        ):
+            with pytest.raises(ValueError, match=said):
+                read_all()
+    # with a 0 only the third row is wrong
+    write(1, 0, 2)
+    (rejected,) = recognise(path).rejected
+    assert rejected.reason == "the answer 2 is none of the options A, B"
 
 
 def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:

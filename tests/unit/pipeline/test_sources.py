@@ -16,6 +16,7 @@ import pytest
 
 from magicrl.config.data_schema import SourceConfig
 from magicrl.data.sources import load_source
+from magicrl.pipeline import import_source
 from magicrl.pipeline.judge_step import problems_of
 from magicrl.pipeline.parts import Part
 from magicrl.pipeline.pipeline_schema import known_kinds
@@ -135,6 +136,17 @@ def test_the_first_of_two_reference_answers_is_kept_and_the_other_is_counted_apa
     (other,) = [row for row in run.dropped("01-dedup") if row["reason"] == "duplicate with another reference"]
     assert (other["id"], other["detail"]) == ("sums/sums-1", "of sums/sums-0, similarity 1.0; 2000, not 193")
     assert counts_of(run.output)[1].reasons == {"duplicate (exact)": 2, "duplicate with another reference": 1}
+
+
+def test_an_import_whose_answers_count_from_one_is_refused_each_time(
+    write_rows: Callable[..., Path], run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_source, "PART_ROWS", 2)
+    rows = [{"question": f"{n}?", "choices": ["a", "b"], "answer": n} for n in (2, 1, 1)]
+    source = {"name": "r", "path": str(write_rows("r.jsonl", rows))}
+    for _ in range(2):  # the second time no part of the first is used
+        with pytest.raises(ValueError, match=r"r.jsonl, line 1: .* count the options from 1"):
+            run({"sources": [source]})
 
 
 def test_a_level_beyond_64_bits_is_set_aside_and_dates_are_notes(tmp_path: Path, run: Any) -> None:
