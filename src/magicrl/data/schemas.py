@@ -646,7 +646,7 @@ def _texts_of(value: Any) -> tuple[str, ...]:
 
 def _marked(text: str) -> str | None:
     """Return the marked answer of a solution: after a last ``####``, else in its last box; None without either."""
-    found = re.search(r"(?:^|\n)####[ \t]*([^\n]*?)\s*\Z", text)
+    found = re.search(r"(?:^|\s)####[ \t]*([^\n#]*?)\s*\Z", text)
     if found:
         return found.group(1)
     return last_box(text) if "boxed" in text or "fbox" in text else None

@@ -38,7 +38,7 @@ from magicrl_verifiers.workers import Closing, Ticket
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
 """Answer that matches no reference. Its verdict shows whether the verifier can read the reference."""
-_AFTER_HASHES = re.compile(r"(?:^|\n)####[ \t]*(\S[^\n]*?)\s*\Z")
+_AFTER_HASHES = re.compile(r"(?:^|\s)####[ \t]*([^\s#][^\n#]*?)\s*\Z")
 _SHORT = 200  # longest answer, in characters, that is compared without the verifier
 
 

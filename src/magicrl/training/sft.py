@@ -560,7 +560,7 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
 
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
-_ANSWER_LINE = re.compile(r"(?:^|\n)####[^\n]*\s*\Z")
+_ANSWER_LINE = re.compile(r"(?:^|\s)####[^\n#]*\s*\Z")
 
 
 def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> str:

@@ -100,6 +100,7 @@ def test_mapping_reaches_into_nested_records(tmp_path: Path) -> None:
         (0.25, ("0.25",)),
         (["1/2", 0.5], ("1/2", "0.5")),
         ("He eats 3.\nThen 2.\n#### 1,005\n", ("1,005",)),
+        ("We add. 3+4=7. #### 7", ("7",)),
         ("#### is no mark\nhere", ("#### is no mark\nhere",)),
     ],
 )
