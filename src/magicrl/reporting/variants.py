@@ -44,7 +44,7 @@ _STAGE_WORDS = {
     "mini_batch": "D_T",
     **{name: _WORDS[".".join(place)] for name, place in STAGE_SETTINGS.items() if ".".join(place) in _WORDS},
 }
-_FILE, _PROBLEMS = "file of", "problems of"
+_FILE, _PROBLEMS, _WEIGHTS = "file of", "problems of", "weights of"
 _STAGE = re.compile(r"stages\.(\d+)\.(.+)")
 
 
@@ -114,6 +114,9 @@ def _digests(run: RecordedRun) -> dict[tuple[str, str], str]:
         settings |= {key: os.path.abspath(run.path / str(v)) for key, v in settings.items() if ".py:" in str(v)}
         if "sha256" in facts:
             found[f"{_PROBLEMS} {place}", repr(settings)] = str(facts["sha256"])[:8]
+    # other starts are made with the run's seed
+    if "start.model" in table and "start_weights" in run.run:
+        found[f"{_WEIGHTS} start.model", str(table["start.model"])] = str(run.run["start_weights"])[:8]
     return found
 
 
@@ -219,7 +222,7 @@ def setting_name(key: str) -> str:
     """Return a setting in words: ``optimizer warmup steps``, or ``stage 2 T`` for ``stages.1.max_tokens``."""
     if key in _WORDS:
         return _WORDS[key]
-    if key.startswith((_FILE, _PROBLEMS)):
+    if key.startswith((_FILE, _PROBLEMS, _WEIGHTS)):
         return key
     if stage := _STAGE.fullmatch(key):
         return f"stage {int(stage.group(1)) + 1} {stage_setting_name(stage.group(2))}"

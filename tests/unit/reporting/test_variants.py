@@ -140,6 +140,16 @@ def test_problems_of_other_settings_add_no_difference(sources: list[str], place:
     assert contents_of(folders) == [{}, {}]
 
 
+def test_runs_from_other_weights_of_one_folder_are_other_variants(tmp_path: Path) -> None:
+    folders = [write_variant(tmp_path / "runs" / str(i), seed=i) for i in range(2)]
+    for folder, digest in zip(folders, ("1111111122", "3333333344"), strict=True):
+        record(folder, '[start]\nmodel = "../model"\n', start_weights=digest)
+    assert contents_of(folders) == [{"weights of start.model": digest} for digest in ("11111111", "33333333")]
+    assert [v.name for v in group_runs([read_run(f) for f in folders])] == [
+        f"weights of start.model {digest}" for digest in ("11111111", "33333333")
+    ]
+
+
 def test_settings_are_flat_in_their_order_and_a_missing_one_differs() -> None:
     old = leaves({"a": {"b": 1, "c": [1, 2]}, "stages": [{"t": 3}]})
     assert old == {"a.b": 1, "a.c": [1, 2], "stages.0.t": 3}
