@@ -91,8 +91,8 @@ class PromptEncoder:
             raise ValueError(f"problem {problem.id!r} has an empty prompt")
         if len(tokens) > self._max_prompt_tokens:
             raise ValueError(
-                f"problem {problem.id!r}: its prompt has {len(tokens)} tokens, more than max_prompt_tokens = "
-                f"{self._max_prompt_tokens}; raise the limit, shorten it, or set data.overlong_prompts = 'drop'"
+                f"problem {problem.id!r}: its prompt has {len(tokens)} tokens, more than the "
+                f"{self._max_prompt_tokens} that the model's context or max_prompt_tokens allows; shorten or remove it"
             )
         return frozen_tokens(tokens)
 
