@@ -251,7 +251,7 @@ class Clean(PipelineStep[CleanStep]):
     """Decides row by row, in several processes with separate verifiers."""
 
     use = "clean"
-    version = 2
+    version = 3
     whole = False
     parallel = True
 
