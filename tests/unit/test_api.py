@@ -192,6 +192,15 @@ def test_references_of_this_process() -> None:
     assert (live_text(reference) or "").endswith("-> float:\n    return 1.0")
     assert live(one, text="return 1.0") != live(one, text="return 2.0"), "another text is another reward"
     assert live(partial(one, 1)).startswith("live:partial@")
+    assert live(partial(one, 1)) == live(partial(one, 1)) != live(partial(one, 2))
+
+    def made(most: int, seen: list[int]) -> Any:
+        def score(problem: Any, response: str) -> float:
+            return float(len(response) + len(seen) > most)
+
+        return score
+
+    assert live(made(4, [])) == live(made(4, [1])) != live(made(16, [])), "what it reads from around it"
     assert live(eval("lambda p, r: 0.0")) == "live:lambda@unknown"
     with pytest.raises(ValueError, match="'live:two@00' was given in Python to another process"):
         resolve("reward", "live:two@00")

@@ -6,7 +6,9 @@ exception is `live`: an object that was given in Python, which only this process
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -39,17 +41,18 @@ _resolved: dict[str, str] = {}
 def live(thing: Any, name: str | None = None, text: str | None = None) -> str:
     """Return a reference to ``thing``, ``live:NAME@DIGEST``, which only this process can resolve.
 
-    The digest is of ``text`` (default: the source text of a function or class, not what it reads from around it);
-    ``live:NAME@unknown`` where no text can be had.
+    The digest is of ``text``; default: the source text of a function or class, and the numbers and texts that a
+    function reads from around it. ``live:NAME@unknown`` where no text can be had.
 
     Example:
         >>> live(len)
         'live:len@unknown'
     """
+    around = "" if text is not None else _values_around(thing)
     text = source_text(thing) if text is None else text
     found = name or getattr(thing, "__name__", type(thing).__name__)
     word = re.sub(r"\W+", "_", found).strip("_") or "given"
-    mark = "unknown" if text is None else hashlib.sha256(text.encode()).hexdigest()[:8]
+    mark = "unknown" if text is None else hashlib.sha256((text + around).encode()).hexdigest()[:8]
     reference = f"{LIVE}{word}@{mark}"
     _live[reference] = (thing, text)
     return reference
@@ -68,6 +71,24 @@ def source_text(thing: Any) -> str | None:
         return textwrap.dedent(inspect.getsource(thing if described else type(thing))).strip()
     except (OSError, TypeError):  # typed at a prompt, or written in C
         return None
+
+
+def _values_around(thing: Any) -> str:
+    """Return numbers and texts that a function finds in its closure, globals, defaults or `functools.partial`; "" if
+    there are none. Lists, dicts and objects are left out, because they may change while it runs.
+    """
+    found: list[tuple[str, Any]] = []
+    if isinstance(thing, functools.partial):
+        found += [*((str(place), value) for place, value in enumerate(thing.args)), *thing.keywords.items()]
+    function = inspect.unwrap(getattr(thing, "func", thing))
+    if inspect.isfunction(function):
+        found += [("default", value) for value in function.__defaults__ or ()]
+        found += (function.__kwdefaults__ or {}).items()
+        with contextlib.suppress(ValueError):  # a closure that is not filled yet
+            around = inspect.getclosurevars(function)
+            found += sorted({**around.globals, **around.nonlocals}.items())
+    found = [(name, value) for name, value in found if isinstance(value, int | float | str)]
+    return repr(found) if found else ""
 
 
 def known_names(kind: str, builtins: Builtins = _NONE) -> tuple[str, ...]:
