@@ -252,7 +252,8 @@ class Trainer:
                 overlong_buffer=algorithm.overlong_buffer,
             )
         except ValueError as error:
-            if is_builtin("advantage", algorithm.advantage):
+            # an error of the advantage's own code is shown with its line
+            if is_builtin("advantage", algorithm.advantage) or not str(error).startswith("an advantage must return"):
                 raise
             raise ValueError(f"algorithm.advantage = {algorithm.advantage!r}: {error}") from error
         if not samples:
