@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
+import threading
+import time
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +19,7 @@ import pytest
 
 from magicrl_verifiers.code import border, pytest_forms, testrun
 from magicrl_verifiers.code.judge import CodeJudge
-from magicrl_verifiers.code.remote import Files
+from magicrl_verifiers.code.remote import Files, Peer
 from magicrl_verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
 
 _WRITES = ("tempfile", "tmp_path", "makedirs")
@@ -212,3 +215,17 @@ def test_files_are_kept_alike(tmp_path: Path) -> None:
     (one / "link").symlink_to(tmp_path / "kept")
     here.apply({"new": {"link": "y"}, "gone": []})
     assert (tmp_path / "kept").read_text() == "x"
+
+
+def test_two_threads_of_the_tests_may_be_the_first_to_use_the_program(tmp_path: Path) -> None:
+    calls, replies = os.pipe(), os.pipe()
+    client = border.Client(replies[0], calls[1], str(tmp_path))
+    client.first_use = lambda: time.sleep(0.1)  # the other thread comes meanwhile
+    Peer(calls[0], replies[1], str(tmp_path)).send({"names": {"add": None}})
+    found: list[list[str]] = []
+    threads = [threading.Thread(target=lambda: found.append([*client.names]), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=5)
+    assert found == [["add"], ["add"]], "a thread waits for what the other has read"

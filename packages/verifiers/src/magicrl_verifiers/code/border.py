@@ -95,13 +95,14 @@ class Client(Peer):
     @property
     def names(self) -> dict[str, Any]:
         """Names that the program defines."""
-        if self._names is None:
-            self.first_use()  # from here on the program can end this process: by a flood of names, for example
-            found = self._receive().get("names")
-            if not isinstance(found, dict):
-                raise self._nonsense("no names")
-            self._names = found
-        return self._names
+        with self._turn:  # else two threads of the tests both wait for the one message
+            if self._names is None:
+                self.first_use()  # from here on the program can end this process: by a flood of names, for example
+                found = self._receive().get("names")
+                if not isinstance(found, dict):
+                    raise self._nonsense("no names")
+                self._names = found
+            return self._names
 
     def lookup(self, name: str) -> Any:
         """Return what the program defines under one of `names`."""
