@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from magicrl_verifiers.service import VerifierPool
 
 
+JUDGE_ACCESS = ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache")
+"""Settings of a judge that change no score."""
+
+
 class JudgeConfig(JudgeSettings, Section):
     """Model of the reward ``judge``: an LLM judge or a reward model behind an OpenAI-compatible server
     (docs/reference/maths-verifier.md)."""
@@ -45,8 +49,7 @@ class VerifierConfig(Section):
 
     def deciding(self) -> VerifierConfig:
         """Return the settings that can change a score, without how a judge is reached."""
-        free = ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache")
-        judge = None if self.judge is None else self.judge.model_copy(update=dict.fromkeys(free))
+        judge = None if self.judge is None else self.judge.model_copy(update=dict.fromkeys(JUDGE_ACCESS))
         patience = VerifierConfig.model_fields["stop_after_unjudged_steps"].default
         return self.model_copy(update={"judge": judge, "stop_after_unjudged_steps": patience})
 

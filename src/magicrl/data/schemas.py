@@ -644,9 +644,13 @@ def _texts_of(value: Any) -> tuple[str, ...]:
     return tuple(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, default=str) for one in kept)
 
 
+AFTER_HASHES = re.compile(r"(?:^|\s)####[ \t]*([^\n#]*?)\s*\Z")
+"""The answer at the end of a solution of GSM8K: ``#### 7``."""
+
+
 def _marked(text: str) -> str | None:
     """Return the marked answer of a solution: after a last ``####``, else in its last box; None without either."""
-    found = re.search(r"(?:^|\s)####[ \t]*([^\n#]*?)\s*\Z", text)
+    found = AFTER_HASHES.search(text)
     if found:
         return found.group(1)
     return last_box(text) if "boxed" in text or "fbox" in text else None

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import decisive
+from magicrl.config.verifier_schema import JUDGE_ACCESS
 from magicrl.data.sources import problems_fingerprint
 from magicrl.environments.base import environment_spec
 from magicrl.evaluation.benchmarks import FILTERS, LoadedBenchmark, load_benchmarks, prompts_not_trained_on
@@ -35,10 +36,6 @@ _ENGINE = ("engine", "engine_sha256", "dtype", "head_dtype")
 """Facts of an engine that are known before it has loaded a model."""
 _READING = ("source", "window", *FILTERS, "template")
 """Facts of a benchmark that decide its problems. A reader learns nothing from a checksum of the problems."""
-_NOT_DECISIVE: dict[str, Any] = dict.fromkeys(
-    ("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "token_budget", "cache"), True
-)
-"""Settings of the judge model that decide no score."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -273,8 +270,7 @@ def decides_of(benchmark: LoadedBenchmark, options: EvaluationOptions, max_token
     }
     judge = options.judge_settings
     if judge is not None and any("judge" in reward_names(problem.verifier) for problem in benchmark.problems):
-        # the address and speed of the judge decide no score
-        decides["judging"]["judge"] = decisive(judge, _NOT_DECISIVE)
+        decides["judging"]["judge"] = decisive(judge, dict.fromkeys(JUDGE_ACCESS, True))
     # other code of a custom reward may give other verdicts
     if rewards := _code_of({name for problem in benchmark.problems for name in reward_names(problem.verifier)}):
         decides["judging"]["rewards_sha256"] = rewards

@@ -11,7 +11,6 @@ different outputs, it also needs a checker.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from magicrl.data.schemas import AFTER_HASHES
 from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, PipelineStep
 from magicrl.pipeline.maths_rules import maths_fault
@@ -38,7 +38,6 @@ from magicrl_verifiers.workers import Closing, Ticket
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
 """Answer that matches no reference. Its verdict shows whether the verifier can read the reference."""
-_AFTER_HASHES = re.compile(r"(?:^|\s)####[ \t]*([^\s#][^\n#]*?)\s*\Z")
 _SHORT = 200  # longest answer, in characters, that is compared without the verifier
 
 
@@ -134,8 +133,9 @@ def stated_answer(solution: str) -> str | None:
     if box is not None:
         return box.strip() or None
     # only the end is searched: GSM8K marks the answer in the last line
-    found = _AFTER_HASHES.search(solution[-1000:])
-    return found.group(1) if found else None
+    found = AFTER_HASHES.search(solution[-1000:])
+    # an answer begins behind spaces and tabs, and with no other white space
+    return found[1] if found and found[1][:1].strip() else None
 
 
 class CodeCleaner(Closing):

@@ -7,7 +7,6 @@ models. The effect of the seed shows in the smallest and the largest difference 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -19,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.config.loader import leaves
+from magicrl.config.verifier_schema import JUDGE_ACCESS
 from magicrl.evaluation.samples import differences
 from magicrl.evaluation.statistics import Interval, mean_of, paired_difference, paired_scores, share
 from magicrl.reporting.charts import IntervalRow, intervals_view
@@ -430,10 +430,9 @@ def _score(
     }
 
 
-_NOT_GRADING = re.compile(
-    r"verifier\.(workers|stop_after_unjudged_steps|judge\."
-    r"(base_url|key_variable|concurrency|attempts|attempt_seconds|token_budget|cache))"
-)
+_NOT_GRADING = {
+    f"verifier.{name}" for name in ("workers", "stop_after_unjudged_steps", *(f"judge.{one}" for one in JUDGE_ACCESS))
+}
 """Settings of verifiers that change no verdict."""
 
 
@@ -447,7 +446,7 @@ def other_grading(first: RecordedRun, run: RecordedRun, set_name: str) -> list[s
         table = {
             key: value
             for key, value in leaves(of.config).items()
-            if key.startswith("verifier.") and not _NOT_GRADING.fullmatch(key)
+            if key.startswith("verifier.") and key not in _NOT_GRADING
         }
         for session in of.environments[-1:]:
             custom = cast("Mapping[str, str]", session.get("custom") or {})

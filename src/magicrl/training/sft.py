@@ -36,6 +36,7 @@ from magicrl.config.loader import config_hash, load_start_recipe, to_toml
 from magicrl.config.schema import RunConfig, StartConfig
 from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
 from magicrl.data.families import make_family
+from magicrl.data.schemas import AFTER_HASHES
 from magicrl.data.sources import held_out_keys, load_source
 from magicrl.evaluation.engines import opens_reasoning
 from magicrl.files import only_writer, write_atomically
@@ -560,7 +561,6 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
 
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
-_ANSWER_LINE = re.compile(r"(?:^|\s)####[^\n#]*\s*\Z")
 
 
 def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> str:
@@ -582,7 +582,7 @@ def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> 
     if problem.verifier == "code":
         program = solution if "```" in solution else f"```python\n{solution.strip()}\n```"
         return f"{CLOSE_TAG}\n\n{program}" if reasoning else program
-    text = _ANSWER_LINE.sub("", _CALCULATION.sub("", solution)).strip()
+    text = AFTER_HASHES.sub("", _CALCULATION.sub("", solution)).strip()
     # Already written as a reasoning model answers, or without a reference answer to box.
     if CLOSE_TAG in text or not problem.references:
         return text
