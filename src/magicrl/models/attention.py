@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from magicrl.models import cpu_kernels
 from magicrl.models.exact import attend_exactly
 from magicrl.models.memory_efficient import widened_attention
+from magicrl.models.products import is_emulated, product
 
 WIDENED_UP_TO = 256
 """Width up to which torch's CPU attention is faster in float32 than in bfloat16, four times at 48 tokens, because
@@ -93,8 +94,9 @@ def attend_rows(
 def _product(q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
     causal = mask is None
     # float16 at any width, because torch's CPU attention is eight times slower in it.
-    narrow = q.dtype == torch.float16 or (q.dtype == torch.bfloat16 and q.shape[1] <= WIDENED_UP_TO)
-    if narrow and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
+    slow = q.dtype == torch.float16 or is_emulated(q)
+    slow = slow or (q.dtype == torch.bfloat16 and q.shape[1] <= WIDENED_UP_TO)
+    if slow and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         return widened_attention(q, k, v, scaling, mask=mask, causal=causal)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
@@ -123,8 +125,9 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, scaling: float, cap: float, seen: T
 
     def part(q: Tensor, k: Tensor, v: Tensor, seen: Tensor) -> Tensor:
         wide = torch.promote_types(q.dtype, torch.float32)
-        scores = (cap * ((q @ k.transpose(2, 3)).to(wide) * (scaling / cap)).tanh()).masked_fill(~seen, -torch.inf)
-        return scores.softmax(-1).to(q.dtype) @ v
+        scores = product(q, k.transpose(2, 3)).to(wide) * (scaling / cap)
+        scores = (cap * scores.tanh()).masked_fill(~seen, -torch.inf)
+        return product(scores.softmax(-1).to(q.dtype), v)
 
     pieces = zip(q.split(_CAPPED_ROWS, dim=2), seen.split(_CAPPED_ROWS), strict=True)
     outputs = [cast(Tensor, checkpoint(part, piece, k, v, visible, use_reentrant=False)) for piece, visible in pieces]

@@ -30,6 +30,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from magicrl.models.products import product
+
 _SOURCES = Path(__file__).with_name("kernels")
 _FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _TILES = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}  # flags for processors that have both
@@ -48,7 +50,6 @@ LANES = 16  # numbers that the kernels of norms and gates take at a time
 _BOTH = (torch.float32, torch.bfloat16)
 _WIDEST = 2048  # of the timed products: wider ones take seconds and have the same ratio
 _FACTORS = 500_000_000  # multiplications that are timed together, at least a millisecond
-_EMULATED = 0.05  # ratio below which the processor has no bfloat16 products of its own
 _BLOCK = 64  # rows whose shares of a norm's gradient are added together first
 _PART = 16  # rows of one prompt that are computed together, over all threads
 _log = logging.getLogger(__name__)
@@ -130,17 +131,17 @@ def bfloat16_speeds(width: int = 576, inner: int = 1536) -> tuple[float, float]:
 
 
 def _bfloat16_speed(rows: int, width: int, inner: int) -> float:
-    """Return the median of three ratios; the first if bfloat16 is emulated, where three would take seconds."""
+    """Return the median of three ratios."""
     operands = {dtype: (torch.ones(rows, width, dtype=dtype), torch.ones(width, inner, dtype=dtype)) for dtype in _BOTH}
     products = max(1, _FACTORS // (rows * width * inner))
     ratios: list[float] = []
-    while len(ratios) < 3 and not (ratios and ratios[-1] < _EMULATED):
+    while len(ratios) < 3:
         taken = []
         for dtype in _BOTH:
-            torch.mm(*operands[dtype])  # the first product of a shape prepares its kernel
+            product(*operands[dtype])  # the first product of a shape prepares its kernel
             begun = time.thread_time()
             for _ in range(products):
-                torch.mm(*operands[dtype])
+                product(*operands[dtype])
             taken.append(time.thread_time() - begun)
         ratios.append(taken[0] / taken[1])
     return statistics.median(ratios)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from magicrl.models import cpu_kernels
 from magicrl.models.cpu_rows import CpuRow, attend_row_backward
+from magicrl.models.products import emulates_bfloat16, linear, product
 
 ROWS = 16
 """Rows of torch's products are padded to a multiple of this."""
@@ -45,7 +46,7 @@ def filled_rows(x: Tensor, step: int = ROWS) -> Tensor:
 
 def least_rows(heads: int, dim: int, dtype: torch.dtype) -> int:
     """Return the number of rows to which the queries of one token that share a key head of this width are padded."""
-    if dtype != torch.bfloat16:
+    if dtype != torch.bfloat16 or emulates_bfloat16():
         return rounded_up(heads, _FEW)
     # oneDNN does not compute a product of at most _SMALL multiplications, and has a separate kernel for a single row.
     return max(heads, 2, _SMALL // (BLOCK * dim) + 1)
@@ -92,7 +93,7 @@ def add_block(total: Tensor | None, weights: Tensor, values: Tensor) -> Tensor:
     """Return ``total`` plus the product of one block, ``[batch, rows, BLOCK] @ [batch, BLOCK, dim]``, in float32 or
     wider.
     """
-    part = torch.bmm(weights.to(values.dtype), values)
+    part = product(weights.to(values.dtype), values)
     return part.to(weights.dtype) if total is None else total.add_(part)
 
 
@@ -187,7 +188,7 @@ def _attended(q: Tensor, k: Tensor, v: Tensor, first: int, scaling: float) -> tu
         hidden = torch.arange(reach) > torch.arange(first + start, first + stop)[:, None]
         for row in range(0, batch, at_once):
             part = slice(row, row + at_once)
-            scores = torch.bmm(q[part, start:stop].flatten(1, 2), k[part, :reach].transpose(1, 2)).to(wide)
+            scores = product(q[part, start:stop].flatten(1, 2), k[part, :reach].transpose(1, 2)).to(wide)
             scores.mul_(scaling).unflatten(1, (-1, heads)).masked_fill_(hidden[:, None], -torch.inf)
             weights, total, largest = block_weights(scores)
             found: Tensor | None = None
@@ -331,9 +332,9 @@ def _cancelling(shape: tuple[int, ...], sign: int, dtype: torch.dtype, generator
 def _even(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> bool:
     many = 5 * ROWS * torch.get_num_threads()
     x, weight = (_cancelling((n, shape[1]), sign, dtype, generator) for n, sign in ((many, 1), (shape[0], -1)))
-    expected = F.linear(x, weight)
+    expected = linear(x, weight)
     counts = sorted({ROWS, 2 * ROWS, 3 * ROWS, many // 2 // ROWS * ROWS, many - ROWS})
-    return all(torch.equal(F.linear(x[3:][:rows], weight), expected[3:][:rows]) for rows in counts)
+    return all(torch.equal(linear(x[3:][:rows], weight), expected[3:][:rows]) for rows in counts)
 
 
 def _even_attention(dim: int, dtype: torch.dtype, generator: torch.Generator) -> bool:
@@ -341,8 +342,8 @@ def _even_attention(dim: int, dtype: torch.dtype, generator: torch.Generator) ->
     rows, many = least_rows(1, dim, dtype), (3, 2 * BLOCK, dim)
     q, k = (_cancelling(many, sign, dtype, generator) for sign in (1, -1))
     weights, v = (_cancelling((3, n, BLOCK), sign, dtype, generator) for n, sign in ((2 * BLOCK, 1), (dim, -1)))
-    scores, values = torch.bmm(q, k.transpose(1, 2)), torch.bmm(weights, v.transpose(1, 2).contiguous())
+    scores, values = product(q, k.transpose(1, 2)), product(weights, v.transpose(1, 2).contiguous())
     few = slice(BLOCK + 5, BLOCK + 5 + rows)
-    found = torch.bmm(q[:1, few], k[:1, :BLOCK].transpose(1, 2))
-    part = torch.bmm(weights[:1, few], v[:1].transpose(1, 2).contiguous())
+    found = product(q[:1, few], k[:1, :BLOCK].transpose(1, 2))
+    part = product(weights[:1, few], v[:1].transpose(1, 2).contiguous())
     return torch.equal(found, scores[:1, few, :BLOCK]) and torch.equal(part, values[:1, few])

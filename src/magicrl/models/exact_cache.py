@@ -15,6 +15,7 @@ from magicrl.models.attention import PLAIN, ScoreRules
 from magicrl.models.cpu_kernels import DecodeKernel, has_both
 from magicrl.models.exact import BLOCK, add_block, block_weights, least_rows, rounded_up
 from magicrl.models.kv_cache import BlockStore, Integers, KeyBlock, SlotCache, indexable
+from magicrl.models.products import product
 
 AHEAD = BLOCK - 1
 """Largest number of prompt tokens before a response in its row."""
@@ -94,11 +95,11 @@ class ExactDecodeAttention:
         shared = self._sharing.gather(q)
         for block in self._prompts:
             keys = self._part(prompts.keys[layer], block, self._sharing.prompts)
-            found = self._sharing.spread(torch.bmm(shared, keys.transpose(1, 2)), kv_heads)
+            found = self._sharing.spread(product(shared, keys.transpose(1, 2)), kv_heads)
             _fill(scores[..., block.columns], found, scaling, block.mask)
         for block in self._responses:
             keys = self._part(responses.keys[layer], block, block.places)
-            found = torch.bmm(q[: block.places].flatten(0, 1), keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
+            found = product(q[: block.places].flatten(0, 1), keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
             _fill(scores[: block.places, ..., block.columns], found, scaling, block.mask)
             scores[block.places :, ..., block.columns] = -torch.inf
         weights, total, _ = block_weights(scores)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from magicrl.models import cpu_kernels
 from magicrl.models.exact import exact_product, filled_rows, row_sums
+from magicrl.models.products import float32_product, is_emulated, product
 
 Backend = Literal["auto", "torch", "triton"]
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
@@ -223,11 +224,11 @@ class TorchHead:
         if inputs.options.float32:
             return float32_product(inputs.hidden[rows], inputs.weight[words])
         hidden, weight = inputs.hidden[rows], inputs.weight[words]
-        if not inputs.options.exact:
-            return hidden @ weight.T
-        if cpu_kernels.can_multiply(weight):
+        if inputs.options.exact and cpu_kernels.can_multiply(weight):
             return exact_product(hidden, weight)
-        return (filled_rows(hidden) @ weight.T)[: len(hidden)]
+        filled = filled_rows(hidden) if inputs.options.exact else hidden
+        found = float32_product(filled, weight).to(hidden.dtype) if is_emulated(hidden) else filled @ weight.T
+        return found[: len(hidden)]
 
     def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Yield blocks of a product: their rows, the block of ``product``, its logits and a spare buffer.
@@ -313,23 +314,7 @@ def _clamped_pull(logits: Tensor, kept: Tensor, pull: Tensor, entropies: Tensor)
     return found.masked_fill_(logits < kept[:, :1], 0.0)
 
 
-__all__ = ["Float32Head", "HeadOptions", "float32_product", "logprobs_and_entropies", "pieces"]
-
-
-def float32_product(hidden: Tensor, weight: Tensor) -> Tensor:
-    """Return ``hidden @ weight^T`` in float32 for ``[n, d]`` and ``[V, d]`` of a narrower dtype. Other dtypes are
-    kept.
-    """
-    if hidden.dtype in (torch.float32, torch.float64):
-        return hidden @ weight.T
-    if hidden.is_cuda:
-        # The hardware adds products of narrow numbers in float32. This only skips the final rounding.
-        return torch.mm(hidden, weight.T, out_dtype=torch.float32)
-    wide, out = hidden.float(), torch.empty(len(hidden), len(weight), device=hidden.device)
-    for start in range(0, len(weight), _WIDEN_ROWS):
-        words = slice(start, start + _WIDEN_ROWS)  # some words at a time, to avoid a float32 copy of the whole weight
-        torch.mm(wide, weight[words].float().T, out=out[:, words])
-    return out
+__all__ = ["Float32Head", "HeadOptions", "logprobs_and_entropies", "pieces"]
 
 
 class Float32Head:
@@ -364,7 +349,7 @@ class Float32Head:
 
 _LEAST_WORDS = 1024
 """Smallest number of words of a piece. Narrower pieces would make the products slow."""
-_WIDEN_ROWS = 4096
+_ADDED_ROWS = 4096  # rows of a sum that fit into a cache
 
 
 def logprobs_and_entropies(
@@ -529,6 +514,6 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
         # The hardware adds the product in float32 anyway, so it is added to the total without rounding.
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
-        for start in range(0, len(total), _WIDEN_ROWS):  # blocks that fit in cache, because torch's mixed sum is slow
-            span = slice(start, start + _WIDEN_ROWS)
-            total[span].add_((left[span] @ right).to(total.dtype))
+        for start in range(0, len(total), _ADDED_ROWS):  # blocks that fit in cache, because torch's mixed sum is slow
+            span = slice(start, start + _ADDED_ROWS)
+            total[span].add_(product(left[span], right).to(total.dtype))

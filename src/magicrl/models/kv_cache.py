@@ -26,6 +26,7 @@ from torch import Tensor
 from magicrl.models.attention import PLAIN, ScoreRules, attend_rows, supports_row
 from magicrl.models.cpu_kernels import DecodeKernel, has_both
 from magicrl.models.cpu_rows import CpuRow
+from magicrl.models.products import is_emulated, product
 from magicrl.models.recurrent import LayerFunction, RecurrentState
 
 Integers = NDArray[np.int64]
@@ -305,7 +306,7 @@ class PrefillAttention:
                 self._store.values[layer][block][slots, :, :used] = v[:, :, part]
             if served:
                 continue
-            if rules.plain(length):
+            if rules.plain(length) and not is_emulated(q):
                 out = torch.nn.functional.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
                 ).transpose(1, 2)
@@ -423,14 +424,14 @@ class RowAttention:
         total: Tensor | None = None
         for block in self._prompts:
             part = shared.gather(weights[..., block.columns].to(q.dtype))
-            out = torch.bmm(part, prompts.values[layer][block.index][: block.places].flatten(0, 1))
+            out = product(part, prompts.values[layer][block.index][: block.places].flatten(0, 1))
             # The sum over blocks is in float32 or wider, whatever the precision of the products.
             total = out.to(self._wide) if total is None else total.add_(out)
         assert total is not None
         total = shared.spread(total, kv_heads)
         for block in self._responses:
             part = weights[: block.places, ..., block.columns].to(q.dtype).flatten(0, 1)
-            out = torch.bmm(part, responses.values[layer][block.index][: block.places].flatten(0, 1))
+            out = product(part, responses.values[layer][block.index][: block.places].flatten(0, 1))
             total[: block.places] += out.unflatten(0, (-1, kv_heads))
         return total.flatten(1, 2).to(q.dtype)[None]
 
@@ -444,12 +445,12 @@ class RowAttention:
         queries = self._sharing.gather(q)
         for block in self._prompts:
             keys = self._prompt_store.keys[layer][block.index][: block.places].flatten(0, 1)
-            found = self._sharing.spread(torch.bmm(queries, keys.transpose(1, 2)), kv_heads)
+            found = self._sharing.spread(product(queries, keys.transpose(1, 2)), kv_heads)
             _fill(scores[..., block.columns], found, block.mask)
         rows = q.flatten(0, 1)
         for block in self._responses:
             keys = self._response_store.keys[layer][block.index][: block.places].flatten(0, 1)
-            found = torch.bmm(rows[: block.places * kv_heads], keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
+            found = product(rows[: block.places * kv_heads], keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
             _fill(scores[: block.places, ..., block.columns], found, block.mask)
             # The table is uninitialised, so columns that shorter rows do not see must get no weight.
             if block.places < len(scores):

@@ -37,6 +37,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import DType
 from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
 from magicrl.models.packing import ATTENTION_NAME, register_attention
+from magicrl.models.products import LinearForward
 from magicrl.models.prompts import end_of_turn_token
 from magicrl.models.recurrent import check_layers
 
@@ -165,6 +166,7 @@ def load_policy(
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+    LinearForward.put_into(model)
     model.eval()
     model.name_or_path = source  # the hub name, not the folder of the cache
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from magicrl.models.cpu_kernels import (
@@ -29,6 +28,7 @@ from magicrl.models.cpu_kernels import (
     serves_both,
 )
 from magicrl.models.exact import ExactLinear, exact_product
+from magicrl.models.products import LinearForward, linear, product
 
 _PROBED_ROWS, _PROBED_HEAD = 3, 64
 _WIDENED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -82,12 +82,12 @@ def gated_linear(
     up: Tensor,
     weight: Tensor | None,
     activation: Callable[[Tensor], Tensor],
-    linear: Callable[[Tensor, Tensor], Tensor] = F.linear,
+    times: Callable[[Tensor, Tensor], Tensor] = linear,
 ) -> Tensor:
-    """Return ``activation(gate) * up``, and with a weight its product ``[..., f] @ [d, f]^T`` by ``linear``. It saves
+    """Return ``activation(gate) * up``, and with a weight its product ``[..., f] @ [d, f]^T`` by ``times``. It saves
     ``gate`` and ``up`` only.
     """
-    return cast(Tensor, _Gated.apply(gate, up, weight, activation, linear))
+    return cast(Tensor, _Gated.apply(gate, up, weight, activation, times))
 
 
 class _Gated(torch.autograd.Function):
@@ -98,16 +98,14 @@ class _Gated(torch.autograd.Function):
         up: Tensor,
         weight: Tensor | None,
         activation: Callable[[Tensor], Tensor],
-        linear: Callable[[Tensor, Tensor], Tensor],
+        times: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.activation = activation
         ctx.kernels = is_silu(activation) and serves_both(gate, up, width=gate.shape[-1])
-        if ctx.kernels:
-            product = gated(gate.flatten(0, -2), up.flatten(0, -2)).view(gate.shape)
-        else:
-            product = activation(gate) * up
-        return product if weight is None else linear(product, weight)
+        flat = [x.flatten(0, -2) for x in (gate, up)]
+        found = gated(*flat).view(gate.shape) if ctx.kernels else activation(gate) * up
+        return found if weight is None else times(found, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -116,8 +114,8 @@ class _Gated(torch.autograd.Function):
         if weight is None:
             _, grad_gate, grad_up = _gated_backward(ctx, grad, gate, up)
             return grad_gate, grad_up, None, None, None
-        product, grad_gate, grad_up = _gated_backward(ctx, grad @ weight, gate, up)
-        grad_weight = grad.flatten(0, -2).T @ product.flatten(0, -2) if ctx.needs_input_grad[2] else None
+        found, grad_gate, grad_up = _gated_backward(ctx, product(grad, weight), gate, up)
+        grad_weight = product(grad.flatten(0, -2).T, found.flatten(0, -2)) if ctx.needs_input_grad[2] else None
         return grad_gate, grad_up, grad_weight, None, None
 
 
@@ -233,6 +231,7 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
 
     A layer that differs by more than the rounding of its dtype keeps its own forward.
     """
+    LinearForward.put_into(model)
     found = {"norms": 0, "gated": 0}
     for name in {type(module).__module__ for module in model.modules()}:
         _use_rotary(sys.modules.get(name))
@@ -305,9 +304,9 @@ class _EfficientGated:
         gate, up = module.gate_proj(hidden), module.up_proj(hidden)
         down = module.down_proj
         # An adapter instead of the layer, or a bias, requires a call of the layer.
-        linear = {nn.Linear: F.linear, ExactLinear: exact_product}.get(type(down))
-        if linear is not None and cast("Tensor | None", down.bias) is None:
-            return gated_linear(gate, up, down.weight, module.act_fn, linear)
+        times = {nn.Linear: linear, ExactLinear: exact_product}.get(type(down))
+        if times is not None and cast("Tensor | None", down.bias) is None:
+            return gated_linear(gate, up, down.weight, module.act_fn, times)
         return down(gated_linear(gate, up, None, module.act_fn))
 
 

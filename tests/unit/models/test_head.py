@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magicrl.models import head
+from magicrl.models import head, products
 from magicrl.models.head import HeadOptions, logprobs_and_entropies, pieces
 
 
@@ -122,7 +122,8 @@ def test_values_and_gradients_equal_the_plain_formula(
 def narrow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make many pieces even for a small vocabulary."""
     monkeypatch.setattr(head, "_LEAST_WORDS", 4)
-    monkeypatch.setattr(head, "_WIDEN_ROWS", 3)
+    monkeypatch.setattr(head, "_ADDED_ROWS", 3)
+    monkeypatch.setattr(products, "_WIDEN_ROWS", 3)
 
 
 def test_pieces_by_hand(narrow_pieces: None) -> None:
