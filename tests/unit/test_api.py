@@ -254,7 +254,7 @@ def test_verdicts(tmp_path: Path) -> None:
         ((3,), "response must be a text, or records"),
         (([{"response": "8"}], "8"), "reference goes with one response"),
         (("8",), "record 0: field 'reference' is missing"),
-        (("8", 8), "field 'reference' must be a string or a list of strings"),
+        (("8", True), "field 'reference' must be a string or a list of strings"),
     ],
 )
 def test_what_cannot_be_judged_is_told(arguments: tuple[Any, ...], said: str) -> None:

@@ -49,14 +49,21 @@ def test_options_reach_the_workers(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "2 judged, 2 correct, 1 not judged" in capsys.readouterr().out
 
 
+def test_numbers_are_reference_answers_and_a_byte_order_mark_is_none(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    rows = [{"reference": 5, "response": "5"}, {"reference": ["6", 5.0], "response": "5"}]
+    source.write_bytes(b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\n" for row in rows).encode())
+    assert verify_file(source, output, verifier="exact", workers=1).correct == 2
+
+
 BROKEN = {
     "{": "not JSON",
     "[1]": "expected an object, got list",
     '{"response": "x"}': "field 'reference' is missing",
     '{"reference": "x"}': "field 'response' is missing",
     '{"reference": [], "response": "x"}': "field 'reference' must be a string or a list",
-    '{"reference": 5, "response": "x"}': "field 'reference' must be a string or a list of strings, none empty, got 5",
-    '{"reference": ["5", 6], "response": "x"}': "none empty, got ['5', 6]",
+    '{"reference": true, "response": "x"}': "field 'reference' must be a string or a list of strings, none empty, got",
+    '{"reference": ["5", null], "response": "x"}': "none empty, got ['5', None]",
     '{"reference": " ", "response": "x"}': "none empty, got ' '",
     '{"reference": "5", "response": null}': "field 'response' must be a string, got None",
     "[" * 100_000: "not JSON",
@@ -73,7 +80,7 @@ def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
     assert all((row["id"], row["correct"]) == ("a", True) for row in rows[::2])
     for place, message in enumerate(BROKEN.values()):
         row, told = rows[2 * place + 1], summary.broken[place]
-        assert (row["id"], row["correct"], row["status"]) == (2 * place + 2, False, "broken_line")
+        assert (row["id"], row["correct"], row["status"]) == (2 * place + 2, None, "broken_line")
         assert row["reason"] == told
         assert message in told
         assert f"in.jsonl:{2 * place + 2}: " in told
@@ -166,7 +173,7 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     first, second, failed = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
     assert [first["score"], second["score"]] == [0.25, 1.0]
     assert [first["status"], second["status"]] == ["score_below", "score_reached"]
-    assert (failed["status"], failed["correct"]) == ("reward_failed", False)
+    assert (failed["status"], failed["correct"]) == ("reward_failed", None)
     assert "KeyError" in failed["reason"]
     assert first["metrics"].get("prompt", 2) == 2
     assert first["metrics"].get("pid") != os.getpid()

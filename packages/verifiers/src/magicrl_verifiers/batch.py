@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import functools
 import json
+import math
 import os
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -179,8 +180,9 @@ def verify_file(
     ``input``, as training does.
 
     Writes ``{"id", "correct", "status", "extracted", "decided_by", "seconds"}`` a line to ``output``, with a graded
-    reward ``score`` and ``metrics``, too. A line without an id gets its line number. A reward of the user's needs no
-    reference answer, and finds further fields in ``problem.extra``.
+    reward ``score`` and ``metrics``, too. ``correct`` is null where nothing was judged. A line without
+    an id gets its line number. A reward of the user's needs no reference answer, and finds further fields in
+    ``problem.extra``.
 
     Args:
         verifier: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
@@ -246,7 +248,7 @@ def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError
                 continue
             place, name = f"{path}:{number}", number
             try:
-                found = json.loads(raw.decode("utf-8"))
+                found = json.loads(raw.decode("utf-8-sig"))  # some editors write a byte order mark
                 if isinstance(found, dict):
                     name = found.get("id", number)
                 else:
@@ -280,13 +282,10 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any, where: str) -> Li
         if field not in row:
             raise ValueError(f"{where}: field {field!r} is missing")
     reference, prompt, response = row.get("reference"), row.get("prompt", ""), row["response"]
-    references = [reference] if isinstance(reference, str) else reference if "reference" in row else []
+    references = reference if isinstance(reference, list | tuple) else [reference] if "reference" in row else []
     empty = not references and "reference" in row
-    if (
-        empty
-        or not isinstance(references, list | tuple)
-        or not all(isinstance(one, str) and one.strip() for one in references)
-    ):
+    references = [_number_text(one) for one in references]
+    if empty or not all(isinstance(one, str) and one.strip() for one in references):
         raise ValueError(
             f"{where}: field 'reference' must be a string or a list of strings, none empty, got {reference!r:.60}"
         )
@@ -300,10 +299,17 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any, where: str) -> Li
     return problem, response, False
 
 
+def _number_text(value: Any) -> Any:
+    """Return a finite number as text, 51.0 as ``51``, and any other value unchanged."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return value
+    return str(int(value) if value == int(value) else value)
+
+
 def _row(verdict: Verdict) -> dict[str, Any]:
     graded = {} if verdict.score is None else {"score": verdict.score, "metrics": dict(verdict.metrics)}
     return {
-        "correct": verdict.correct,
+        "correct": None if verdict.outcome is Outcome.NOT_JUDGED else verdict.correct,
         "status": verdict.status,
         "extracted": verdict.extracted,
         "decided_by": verdict.decided_by,
@@ -362,7 +368,7 @@ def verify_code_file(
 def _code_row(explain: bool, verdict: Verdict) -> dict[str, Any]:
     passed, total = (verdict.passed, verdict.total) if isinstance(verdict, CodeVerdict) else (0, 0)
     row: dict[str, Any] = {
-        "correct": verdict.correct,
+        "correct": None if verdict.outcome is Outcome.NOT_JUDGED else verdict.correct,
         "status": verdict.status,
         "passed": passed,
         "total": total,
