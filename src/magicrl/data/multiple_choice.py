@@ -132,18 +132,35 @@ def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tu
 
 
 def note_number(
-    found: dict[str, str], where: str, answer: Any, labels: Sequence[str], right: tuple[str, ...] | None
+    found: dict[str, str],
+    where: str,
+    answer: Any,
+    labels: Sequence[str],
+    texts: Sequence[str],
+    right: tuple[str, ...] | None,
 ) -> None:
-    """Remember in ``found`` the first row whose answer is 0, and the first whose answer is the number of options."""
-    number = _NUMBER.fullmatch(str(answer).strip())
-    if number and int(number[1]) == 0:
+    """Remember in ``found`` the first rows whose answer is a number that could be read in two ways.
+
+    Keys are ``zero`` (the answer is 0), ``last`` (it is the number of options, and no option), ``text`` (it is the text
+    of an option at another place) and ``place`` (it is the place of an option with another text).
+    """
+    said = str(answer).strip()
+    number = _NUMBER.fullmatch(said)
+    if not number or labels[0].isdigit():
+        return
+    if int(number[1]) == 0:
         found.setdefault("zero", where)
-    elif number and int(number[1]) == len(labels) and right is None and not labels[0].isdigit():
+    elif int(number[1]) == len(labels) and right is None:
         found.setdefault("last", where)
+    if right is not None and (labels.index(right[0]) == int(number[1])) != (right[-1] == said):
+        found.setdefault("text" if right[-1] == said else "place", where)
 
 
 def check_numbers(found: Mapping[str, str]) -> None:
-    """Raise ``ValueError`` if the answers of a file count the options from 1: each would be read as the next option.
+    """Raise ``ValueError`` if the numbers among the answers of a file cannot all be read in one way.
+
+    Either they count the options from 1, so that each would be read as the next option, or some are texts of options
+    and others their places.
 
     Args:
         found: Result of `note_number` for all rows, because one row cannot show it.
@@ -152,4 +169,9 @@ def check_numbers(found: Mapping[str, str]) -> None:
         raise ValueError(
             f"{found['last']}: the answer is the number of options, and no row has the answer 0, so the answers seem "
             "to count the options from 1; give letters (A, B, ...) or numbers from 0"
+        )
+    if "text" in found and "place" in found:
+        raise ValueError(
+            f"{found['text']}: the answer is the text of an option, but in {found['place']} it can only be the place "
+            "of one; give letters (A, B, ...) in every row"
         )

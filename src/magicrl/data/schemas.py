@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from decimal import Decimal
 from typing import Any, cast
 
 from magicrl.config.data_schema import FieldMapping
@@ -97,6 +98,8 @@ _SHORT_TURN = 200
 """Longest last assistant turn, in characters and one line, that is the answer itself."""
 OFFER = "--set data.train.0.fields.{field}={column}"
 """Setting with which a user of ``magicrl train`` names a column."""
+_MISSING = ("nan", "NaN", "NAN", "<NA>", "#N/A", "N/A", "n/a", "null", "NULL", "None")
+"""Texts that pandas, spreadsheets and ``str(None)`` leave for a missing value. "none" and "NA" may be answers."""
 _TEST_KEYS = ("inputs", "inputs_kw", "test_code", "code", "assert_case", "checker")
 
 
@@ -218,7 +221,7 @@ class RecordReader:
         extra: Keep the other columns in ``Problem.extra``.
         solutions: Additional columns of solutions.
         notes: Additional columns of notes.
-        numbers: First rows with the answers 0 and N (of N options), for `check_numbers` after the last record.
+        numbers: First rows whose answers can be read in two ways, for `check_numbers` after the last record.
     """
 
     stem: str
@@ -412,7 +415,7 @@ class _RowReader:
         if options:
             prompt = with_options(prompt, labels, options)
             right = right_option(raw, labels, options)
-            note_number(self.reader.numbers, self.row.where, raw, labels, right)
+            note_number(self.reader.numbers, self.row.where, raw, labels, options, right)
             if right is None and self.reader.needs_reference:
                 raise Quarantined(f"the answer {raw!r:.60} is none of the options {', '.join(labels)}")
             raw = raw if right is None else list(right)
@@ -499,8 +502,6 @@ class _RowReader:
             notes={**said, **notes},
             unused=tuple(name for name in record if name not in used),
         )
-
-    # ---- the fields ----------------------------------------------------------------------------
 
     def _error(self, name: str, problem: str, remedy: str) -> ValueError:
         return ValueError(f"{self.row.where}: field {name!r} {problem}; {remedy}")
@@ -589,11 +590,11 @@ class _RowReader:
 
     def _reference(self, name: str, value: Any) -> str:
         """Return an accepted answer: the marked answer of a solution, else the text itself."""
-        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+        if value is None or value in _MISSING or (isinstance(value, float) and not math.isfinite(value)):
             raise Quarantined(f"no answer: field {name!r} holds {value}")
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)  # JSON and CSV tools write 51 as 51.0
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
+        if isinstance(value, float | Decimal) and value == int(value):
+            value = int(value)  # JSON, CSV and Parquet tools write 51 as 51.0
+        if isinstance(value, bool) or not isinstance(value, str | int | float | Decimal):
             kind = type(value).__name__
             remedy = f"correct it, or name another column: {self.reader.named('answer')}"
             raise self._error(name, f"must be text, a number or a list of them, got {kind} ({value!r:.40})", remedy)

@@ -101,6 +101,24 @@ def test_answers_that_count_from_one_are_refused_for_the_whole_file(tmp_path: Pa
     assert rejected.reason == "the answer 2 is none of the options A, B"
 
 
+def test_numbers_that_are_texts_in_some_rows_and_places_in_others_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+
+    def write(*answers: Any) -> None:
+        rows = [{"question": f"{n}?", "choices": ["2", "1", "7"], "answer": one} for n, one in enumerate(answers)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write("2", "0", "B")
+    said = r"rows.jsonl, line 1: the answer is the text of an option, but in \S*rows.jsonl, line 2 it can only be the p"
+    with pytest.raises(ValueError, match=said):
+        recognise(path)
+    for all_texts in (["2", "1", "7"], [7, "2", "A"]):
+        write(*all_texts)
+        assert recognise(path).problems == 3
+    write(0, 2, "B")
+    assert recognise(path).problems == 3
+
+
 def test_columns_that_nothing_reads_are_named(tmp_path: Path) -> None:
     found = read(tmp_path, id="q1", choices=["Rome", "Paris"], answer=1, hint="Not in Italy")
     assert found.first.unused == ("hint",)

@@ -11,6 +11,7 @@ import pickle
 import sys
 import unicodedata
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +103,19 @@ def test_mapping_reaches_into_nested_records(tmp_path: Path) -> None:
         ("He eats 3.\nThen 2.\n#### 1,005\n", ("1,005",)),
         ("We add. 3+4=7. #### 7", ("7",)),
         ("#### is no mark\nhere", ("#### is no mark\nhere",)),
+        ("none", ("none",)),
+        ("Na", ("Na",)),
     ],
 )
 def test_answers_of_every_type(tmp_path: Path, answer: Any, references: tuple[str, ...]) -> None:
     write_lines(tmp_path / "a.jsonl", [{"problem": "?", "answer": answer}])
     assert load(tmp_path, "a.jsonl")[0].references == references
+
+
+def test_a_decimal_of_parquet_is_a_number(tmp_path: Path) -> None:
+    columns = {"problem": ["1?", "2?"], "answer": [Decimal("51.00"), Decimal("0.25")]}
+    pq.write_table(pa.table(columns), tmp_path / "d.parquet")
+    assert [problem.references for problem in load(tmp_path, "d.parquet")] == [("51",), ("0.25",)]
 
 
 def test_template_wraps_prompts_and_leaves_their_braces_alone(tmp_path: Path) -> None:
@@ -269,6 +278,8 @@ def test_bad_records_are_named_by_line_and_field(tmp_path: Path, record: dict[st
         ({"problem": "?", "answer": ""}, "field 'answer' is empty"),
         ({"problem": "?", "answer": None}, "field 'answer' holds None"),
         ({"problem": "?", "answer": float("nan")}, "field 'answer' holds nan"),
+        ({"problem": "?", "answer": "NaN"}, "field 'answer' holds NaN"),
+        ({"problem": "?", "answer": "None"}, "field 'answer' holds None"),
         ({"problem": "?", "answer": []}, "field 'answer' is an empty list"),
         ({"problem": "?", "answer": "#### "}, "field 'answer' is empty"),
         ({"problem": "?", "solution": "It is 5."}, "the text of field 'solution' has neither a box nor a last line"),
@@ -306,6 +317,11 @@ def test_double_ids_name_both_places(tmp_path: Path) -> None:
     ("name", "text", "message"),
     [
         ("x.jsonl", '{"problem": "?", "answer": 1}\n{"problem": \n', r"x\.jsonl, line 2: broken JSON at column"),
+        (
+            "x.jsonl",
+            '{"problem": "?", "answer": 1, "answer": 2}',
+            r"x\.jsonl, line 1: the key 'answer' appears twice in one object; remove one of them",
+        ),
         ("x.jsonl", "[1, 2]\n", r"x\.jsonl, line 1: expected an object with named fields, got list"),
         ("x.jsonl", "", r"x\.jsonl: the file is empty"),
         ("x.jsonl", "\n\n", r"x\.jsonl: no problems; it holds no records"),
