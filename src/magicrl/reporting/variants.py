@@ -98,7 +98,7 @@ def _digests(run: RecordedRun) -> dict[tuple[str, str], str]:
     table = leaves(run.config)
     files: dict[tuple[str, str], dict[str, None]] = {}
     for session in run.environments:
-        for key, digest in cast("Mapping[str, str]", session.get("custom") or {}).items():
+        for key, digest in cast("Mapping[str, str]", session.get("custom") or session.get("brought") or {}).items():
             if decides(key):
                 # a file of a list of files is recorded with its place
                 reference = value_text(table.get(key) or table.get(key.rpartition(".")[0]) or key)

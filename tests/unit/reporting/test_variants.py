@@ -89,7 +89,7 @@ def test_runs_of_one_setting_with_other_files_are_other_variants(variant_folders
         record(
             folder,
             f'[logging]\ntrackers = ["../t.py:T"]\n[[data.train]]\n{own}[data.test.own]\n{own}',
-            environments=[{"custom": custom}, {"custom": custom}],
+            environments=[{"custom": custom}, {"brought": custom}],  # magicrl 0.1's name
         )
     name = "file of my/brief.py:score"
     variants = group_runs([read_run(folder) for folder in variant_folders])
