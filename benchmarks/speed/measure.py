@@ -124,9 +124,6 @@ def chosen(known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
     return [case for case in known if not names or case.name in names]
 
 
-# memory
-
-
 class PeakMemory:
     """Peak resident size of this process since ``start`` (Linux)."""
 
@@ -182,8 +179,6 @@ def peak_of(action: Callable[[], object], device: str) -> int:
     del kept
     return found
 
-
-# the bound
 
 TRAINING_ROWS = (256, 512, 1024)
 

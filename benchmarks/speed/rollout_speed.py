@@ -15,7 +15,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ from magicrl.config.model_schema import DType
 from magicrl.models.decoding import FusedDecoder, fused_decoder
 from magicrl.models.kv_cache import probe_cache_shape
 from magicrl.models.loading import load_policy
+from magicrl.models.products import emulates_bfloat16
 
 SIDES = ("magicrl", "transformers")
 
@@ -71,7 +72,7 @@ class Case:
 
     name: str  # of the case in the JSON
     model: str  # a name that ``bench_models`` knows
-    dtype: DType  # precision of the weights and the cache
+    dtype: DType  # precision of the weights and the cache; float32 where the CPU has no bfloat16 products
     prompts: int  # different prompts
     samples: int  # responses of each. Where lengths differ, each response is a separate request on both sides.
     prompt_tokens: int  # tokens of every prompt
@@ -108,6 +109,11 @@ QUICK = (
         rows=3, median=4,
     ),
 )  # fmt: skip
+
+
+def runnable(case: Case) -> Case:
+    """Return the case in float32 if this CPU emulates bfloat16, in which no side would end."""
+    return replace(case, dtype="float32") if case.dtype == "bfloat16" and emulates_bfloat16() else case
 
 
 class Ours:
@@ -314,8 +320,7 @@ class FastestProducts:
     @torch.inference_mode()
     def _run(self, body_rows: int, head_rows: int) -> float:
         work = [(p, body_rows) for p in self._body] + [(self._head, head_rows)]
-        shapes = {(rows, product.in_width) for product, rows in work}
-        inputs = {shape: torch.randn(*shape, dtype=self._dtype) for shape in shapes}
+        inputs = {(rows, p.in_width): torch.randn(rows, p.in_width, dtype=self._dtype) for p, rows in work}
         for product, _ in work:
             product.refresh()
         start = time.process_time()
@@ -380,9 +385,8 @@ def main() -> None:
             "prompts once a group; no attention",
         }
     )
-    for case in chosen(known, arguments.case):
-        # two threads only slow down a model of 0.1M parameters
-        most = 1 if arguments.one_thread or case.model == TINY else None
+    for case in map(runnable, chosen(known, arguments.case)):
+        most = 1 if arguments.one_thread or case.model == TINY else None  # two threads slow down 0.1M parameters
         before = {} if arguments.tune else case_before(arguments.output, case.name, head["machine"], "transformers")
         tried = before["peer"]["cpu_s"] if before else tried_settings(case)
         result = run_case(case, turns(arguments.repetitions, most_threads=most), tried)

