@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,12 @@ def _test_notes(variants: Sequence[Variant], score: Mapping[str, Any]) -> list[s
         if row["against"] is not None and sorted(row["seeds"]) != sorted(rows[0]["seeds"]):
             own, others = (", ".join(seeds) for seeds in (row["seeds"], rows[0]["seeds"]))
             notes.append(f"{row['variant']}: seeds {own} are compared with seeds {others} of the first variant.")
+        twice = [seed for seed, count in Counter(row["seeds"]).items() if count > 1 and seed != "–"]
+        if twice:
+            notes.append(
+                f"{row['variant']}: several runs have the seed {', '.join(twice)}; a repeated or copied run is no "
+                "further evidence."
+            )
         first = next((run for of_variant in tested for run in of_variant), None)
         lines = [line for run in runs if first for line in other_grading(first, run, name)]
         if lines:

@@ -17,6 +17,7 @@ from magicrl.config.data_schema import SourceConfig
 from magicrl.config.errors import RecipeError
 from magicrl.data.sources import load_problems
 from magicrl.pipeline.card import waterfall
+from magicrl.pipeline.frame import Watcher
 from magicrl.pipeline.mix_step import quotas_of
 from magicrl.pipeline.stats import StepCounts
 
@@ -130,6 +131,19 @@ def test_bands_caps_size_and_seed_choose_rows(pipeline: dict[str, Any], run: Any
     pipeline["steps"][0]["seed"] = 2
     run(pipeline)
     assert [entry.index for entry in run.kept("01-mix")] != first
+
+
+@pytest.mark.parametrize("size", [20, 21])
+def test_a_size_that_is_not_reached_is_reported(size: int, pipeline: dict[str, Any], run: Any) -> None:
+    class Notes(Watcher):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    notes: list[str] = []
+    pipeline["steps"] = [{"use": "mix", "size": size}]
+    run(pipeline, Notes())
+    said = "size = 21: only 20 rows pass bands, caps and weights; all are drawn"
+    assert [note for note in notes if "rows pass" in note] == ([said] if size == 21 else [])
 
 
 def test_files_by_ability_and_a_card_that_counts_what_the_rows_say(pipeline: dict[str, Any], run: Any) -> None:

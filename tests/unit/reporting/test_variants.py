@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -290,6 +291,15 @@ def test_the_rise_is_over_runs_with_both_tests_and_other_seeds_are_named(
     write_comparison_page(variant_folders, tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert "loss ppo: seeds 0 are compared with seeds 0, 1 of the first variant." in page
+
+
+def test_a_seed_that_was_run_twice_is_named(variant_folders: list[Path], tmp_path: Path) -> None:
+    said = "several runs have the seed"
+    write_comparison_page(variant_folders, tmp_path / "page.html")
+    assert said not in (tmp_path / "page.html").read_text()
+    shutil.copytree(variant_folders[0], tmp_path / "copy")
+    write_comparison_page([*variant_folders, tmp_path / "copy"], tmp_path / "page.html")
+    assert f"loss magic: {said} 0; a repeated or copied run" in (tmp_path / "page.html").read_text()
 
 
 def test_unlike_test_sets_of_a_variant_are_not_averaged(variant_folders: list[Path]) -> None:
