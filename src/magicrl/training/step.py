@@ -8,6 +8,7 @@ computes the step's metrics. ``session.py`` runs the stages, evaluations and che
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,8 @@ from magicrl_verifiers.records import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
 
+_log = logging.getLogger(__name__)
+
 
 Scores: TypeAlias = tuple[Mapping[tuple[int, int], FloatArray], Sequence[FloatArray]]
 """The learner's log-probs of every response, ``[T]`` by (draw, index in the group), and its entropies, ``[T]`` each."""
@@ -115,6 +118,7 @@ class Trainer:
         self._empty_steps = 0
         self._unjudged_steps = 0
         self._why_unjudged = ""
+        self._zeros_reported = False
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
         """Run one training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
@@ -258,6 +262,14 @@ class Trainer:
             raise ValueError(f"algorithm.advantage = {algorithm.advantage!r}: {error}") from error
         if not samples:
             return []
+        mixed = algorithm.reject_zero_advantage and self._teacher is None  # then no group has equal rewards
+        if mixed and not self._zeros_reported and not any(sample.advantage for sample in samples):
+            self._zeros_reported = True
+            _log.warning(
+                "algorithm.advantage = %r is 0 for all %d responses of this step, in groups with different rewards: "
+                "the policy learns nothing from them",
+                *(algorithm.advantage, len(samples)),
+            )
         if self._config.teacher is not None and not self._config.teacher.with_rewards:
             samples = [dataclasses.replace(sample, advantage=0.0) for sample in samples]
         # Old log-probs are computed once, before the first update. With a single update they would equal the loss's own

@@ -146,7 +146,9 @@ def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Pa
     assert not any("time/other/old_logprobs" in row for row in rows)  # four updates per step, and nothing reads a ratio
 
 
-def test_an_advantage_of_zero_is_nothing_to_learn_from(toy_recipe: Path, tmp_path: Path) -> None:
+def test_an_advantage_of_zero_is_nothing_to_learn_from(
+    toy_recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "zero.py").write_text("def const(a):\n    return 0.0 * a.rewards_N\n")
     own = (f"algorithm.advantage={tmp_path}/zero.py:const", "entropy.controller=none", "stages.1.max_steps=1")
     rows = run(toy_recipe, tmp_path / "run", *own)
@@ -155,6 +157,7 @@ def test_an_advantage_of_zero_is_nothing_to_learn_from(toy_recipe: Path, tmp_pat
     assert learning["facts"]["updates"] > 0
     assert learning["outcome"] == "nothing_to_learn"
     assert "the gradient was 0" in learning["reason"]
+    assert caplog.text.count("zero.py:const' is 0 for all") == 1, "reported once"
 
 
 @pytest.mark.parametrize(
