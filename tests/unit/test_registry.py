@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from importlib.machinery import PathFinder
@@ -36,6 +37,32 @@ def test_a_file_is_imported_once_and_anew_when_its_text_changes(
     mine.write_text("counted = [3]\n")
     assert resolve("loss", f"{mine}:counted") == [3]
     assert file_fingerprint(f"{mine}:counted") != before
+
+
+def test_a_fingerprint_covers_the_files_that_the_file_imports(tmp_path: Path) -> None:
+    mine, package = tmp_path / "mine.py", tmp_path / "parts"
+    package.mkdir()
+    files = {
+        mine: "import json\nimport words\nfrom parts import inner\n",
+        tmp_path / "words.py": "import deeper\n",
+        tmp_path / "deeper.py": "import mine\n",
+        package / "__init__.py": "",
+        package / "inner.py": "from . import beside\nfrom .far import value\n",
+        package / "beside.py": "",
+        package / "far.py": "value = 1\n",
+    }
+    other = tmp_path / "other.py"
+    for file, text in {**files, other: ""}.items():
+        file.write_text(text)
+    seen = {file_fingerprint(f"{mine}:f")}
+    other.write_text("changed = 1\n")
+    assert {file_fingerprint(f"{mine}:f")} == seen, "nothing imports it"
+    for file, text in files.items():
+        file.write_text(text + "# changed\n")
+        seen.add(file_fingerprint(f"{mine}:f"))
+    assert len(seen) == 1 + len(files)
+    # without imports of its folder it is the checksum of the file
+    assert file_fingerprint(f"{other}:f") == hashlib.sha256(other.read_bytes()).hexdigest()
     written = mine.stat().st_mtime_ns
     mine.write_text("counted = [4]\n")
     os.utime(mine, ns=(written, written))

@@ -6,6 +6,7 @@ exception is `live`: an object that was given in Python, which only this process
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import difflib
 import functools
@@ -174,11 +175,43 @@ def part_of(file: str) -> str:
 
 
 def file_fingerprint(reference: str) -> str | None:
-    """Return the SHA-256 of the file that ``file.py:attribute`` names, in 64 hex digits; None for other references."""
+    """Return the SHA-256 of the file that ``file.py:attribute`` names and of the files of its folder that it imports,
+    in 64 hex digits; None for other references.
+    """
     where = reference.rpartition(":")[0]
     if not where.endswith(".py"):
         return None
-    return hashlib.sha256(Path(where).expanduser().read_bytes()).hexdigest()
+    path = Path(where).expanduser()
+    digest = hashlib.sha256(path.read_bytes())
+    for imported in _imported_files(path):
+        digest.update(imported.read_bytes())
+    return digest.hexdigest()
+
+
+def _imported_files(path: Path) -> list[Path]:
+    """Return the files in the folder of ``path`` that it imports, directly or through each other, by their paths."""
+    found: set[Path] = set()
+    left = [path]
+    while left:
+        file = left.pop()
+        try:
+            tree = ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):  # reported when it is imported
+            continue
+        for node in ast.walk(tree):
+            folder, names = path.parent, list[str]()
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                folder = file.parents[node.level - 1] if node.level else folder
+                names = [f"{node.module}.{alias.name}" if node.module else alias.name for alias in node.names]
+            for parts in (name.split(".") for name in names):
+                places = [folder.joinpath(*parts[: count + 1]) for count in range(len(parts))]
+                files = {each for place in places for each in (place.with_suffix(".py"), place / "__init__.py")}
+                new = {each for each in files - found - {path} if each.is_file()}
+                found |= new
+                left += new
+    return sorted(found)
 
 
 def _split(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
