@@ -98,6 +98,21 @@ def test_what_goes_wrong_is_named(judge: CodeJudge, program: str, expected: str)
     assert status(judge, program, SUM) == expected
 
 
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("def f(x):\n    return x[5]", "IndexError: list index out of range (line 2)"),
+        ("import json\ndef f(x):\n    return json.loads('{')", "(char 1) (line 3)"),
+        ("def f(x, y): return x", "missing 1 required positional argument: 'y'"),
+        ("def g(x): return x", "NameError: the program defines no 'f'"),
+        ("def f(x) return x", "SyntaxError: expected ':' (main.py, line 1)"),
+    ],
+)
+def test_a_reason_names_lines_of_the_program_only(judge: CodeJudge, program: str, reason: str) -> None:
+    verdict = judge.judge_program(program, parse_suite({"inputs": ["[1]"], "outputs": ["1"], "fn_name": "f"}))
+    assert verdict.reason.endswith(reason)
+
+
 def test_tests_do_not_share_anything(judge: CodeJudge) -> None:
     """A counter kept in a file, a module or a global starts from scratch with every test."""
     counting = """

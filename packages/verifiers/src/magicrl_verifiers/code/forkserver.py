@@ -212,17 +212,19 @@ def _main(request: dict[str, Any], uncaught: int) -> int:
     return status
 
 
-def _last_line(error: BaseException) -> types.TracebackType | None:
+def _program_lines(error: BaseException) -> list[int | None]:
+    """Return the lines of an exception's traceback, the innermost last; None for those outside the program."""
+    lines: list[int | None] = []
     where = error.__traceback__
-    while where is not None and where.tb_next is not None:
+    while where is not None:
+        lines.append(where.tb_lineno if where.tb_frame.f_code.co_filename == "main.py" else None)
         where = where.tb_next
-    return where
+    return lines
 
 
 def _own_mistake(error: BaseException) -> bool:
     """Return whether a checker's own lines, not text that it evaluates, name or import what does not exist."""
-    where = _last_line(error)
-    in_source = where is not None and where.tb_frame.f_code.co_filename == "main.py"
+    in_source = _program_lines(error)[-1:] not in ([], [None])
     return in_source and type(error) in (NameError, ImportError, ModuleNotFoundError)
 
 
@@ -239,9 +241,9 @@ def _explain(error: BaseException) -> int:
     elif isinstance(error, values.NotPlainError):
         status = EXIT_NOT_PLAIN
     try:
-        where = _last_line(error)
-        line = "" if where is None else f" (line {where.tb_lineno})"
-        text = f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}{line}"
+        lines = [line for line in _program_lines(error) if line is not None]
+        where = f" (line {lines[-1]})" if lines else ""
+        text = f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}{where}"
         os.write(2, b"\n" + text.encode("utf-8", "replace"))
     except BaseException:  # noqa: BLE001 - an exception whose own text fails
         status = status or 1
