@@ -68,7 +68,7 @@ class User:
             env=INSTALLED | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=2400,  # a CPU without bfloat16 products needs a quarter of it
             check=False,
         )
 
