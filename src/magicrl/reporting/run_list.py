@@ -31,6 +31,8 @@ from magicrl.reporting.variants import decides, differing, path_labels, run_sett
 COLUMNS = ("run", "recipe", "status", "steps", "best", "last", "train", "test", "verdict", "started", "seconds")
 _SCORES = ("best", "last", "train", "test", "seconds")
 """Columns that hold numbers, where a run has them."""
+_MEASURED = ("best", "last", "train", "test")
+"""Columns that hold shares of correct answers, or mean rewards where rewards are graded."""
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
     "<=": operator.le,
@@ -186,7 +188,8 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
             text), ...
 
     Raises:
-        RecipeError: not a condition, a name that no run has, or text to compare numbers with.
+        RecipeError: not a condition, a name that no run has, text to compare numbers with, or accuracies of some runs
+            and mean rewards of others.
     """
     kept = list(runs)
     for text in conditions:
@@ -203,6 +206,12 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
                 )
             kept = [run for run in kept if _meets(_time(run.value(name)), sign, then)]
             continue
+        measures = {run.recorded.measure.name for run in kept if run.value(name) is not None}
+        if name in _MEASURED and sign in ("<", "<=", ">", ">=") and len(measures) > 1:
+            raise RecipeError(
+                f"--where {text}: {name} is an {' in some runs and a '.join(sorted(measures))} in others; choose runs of "
+                "one kind first, as in --where recipe=NAME"
+            )
         values = [value for value in (run.value(name) for run in runs) if value is not None]
         if (
             sign != "~"

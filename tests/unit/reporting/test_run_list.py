@@ -84,6 +84,19 @@ def test_filters(condition: str, kept: int, variant_folders: list[Path]) -> None
     assert len(run_list.where(runs, [condition])) == kept
 
 
+def test_accuracies_and_mean_rewards_are_not_compared(variant_folders: list[Path]) -> None:
+    path = variant_folders[0] / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["values"]["train/reward/mean"] = 3.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    runs = run_list.list_runs(variant_folders[0].parent)[0]
+    said = r"--where train>0.1: train is an accuracy in some runs and a mean reward in others; choose runs of one kind"
+    with pytest.raises(RecipeError, match=said):
+        run_list.where(runs, ["train>0.1"])
+    assert len(run_list.where(runs, ["algorithm.loss=ppo", "train>0.1"])) == 2
+
+
 def test_a_killed_run_is_not_called_running(variant_folders: list[Path]) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
