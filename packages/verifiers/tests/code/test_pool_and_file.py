@@ -150,7 +150,7 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         [2, True, "passed", 2, 2],
         ["c", False, "wrong_answer", 1, 2],
         ["d", True, "passed", 1, 1],
-        ["e", False, "infrastructure_error", 0, 0],
+        ["e", None, "infrastructure_error", 0, 0],
         ["f", True, "passed", 1, 1],
         ["g", False, "wrong_answer", 0, 1],
     ]
@@ -181,7 +181,7 @@ def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
     first, *rest = [json.loads(line) for line in output.read_text().splitlines()]
     assert (first["id"], first["correct"]) == (1, True)
     for line, (row, word) in enumerate(zip(rest, BROKEN.values(), strict=True), start=2):
-        assert (row["id"], row["correct"], row["status"], row["total"]) == (line, False, "broken_line", 0)
+        assert (row["id"], row["correct"], row["status"], row["total"]) == (line, None, "broken_line", 0)
         assert word in row["reason"]
         assert f"in.jsonl:{line}: " in summary.broken[line - 2]
 
