@@ -35,7 +35,7 @@ from magicrl.models.head import Float32Head
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import is_silu, rms_norm, signed
 from magicrl.models.packing import AttentionContext
-from magicrl.models.products import float32_product, linear
+from magicrl.models.products import float32_product, linear_product
 
 # Model classes, and whether the stored norm weight is the factor itself (Gemma stores the factor minus 1).
 _KNOWN = {
@@ -112,7 +112,7 @@ class JoinedLinear:
         if self._float32:
             logits = float32_product(x.float() if self._copies else x, self._weight)
             return logits if self._bias is None else logits + self._bias
-        return linear(x, self._weight, self._bias)
+        return linear_product(x, self._weight, self._bias)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` plus the product, rounded once if the weight is packed and the product is not exact."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from magicrl.models import cpu_kernels
 from magicrl.models.cpu_rows import CpuRow, attend_row_backward
-from magicrl.models.products import emulates_bfloat16, linear, product
+from magicrl.models.products import emulates_bfloat16, linear_product, product
 
 ROWS = 16
 """Rows of torch's products are padded to a multiple of this."""
@@ -332,9 +332,9 @@ def _cancelling(shape: tuple[int, ...], sign: int, dtype: torch.dtype, generator
 def _even(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> bool:
     many = 5 * ROWS * torch.get_num_threads()
     x, weight = (_cancelling((n, shape[1]), sign, dtype, generator) for n, sign in ((many, 1), (shape[0], -1)))
-    expected = linear(x, weight)
+    expected = linear_product(x, weight)
     counts = sorted({ROWS, 2 * ROWS, 3 * ROWS, many // 2 // ROWS * ROWS, many - ROWS})
-    return all(torch.equal(linear(x[3:][:rows], weight), expected[3:][:rows]) for rows in counts)
+    return all(torch.equal(linear_product(x[3:][:rows], weight), expected[3:][:rows]) for rows in counts)
 
 
 def _even_attention(dim: int, dtype: torch.dtype, generator: torch.Generator) -> bool:

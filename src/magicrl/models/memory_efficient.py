@@ -28,7 +28,7 @@ from magicrl.models.cpu_kernels import (
     serves_both,
 )
 from magicrl.models.exact import ExactLinear, exact_product
-from magicrl.models.products import LinearForward, linear, product
+from magicrl.models.products import LinearForward, linear_product, product
 
 _PROBED_ROWS, _PROBED_HEAD = 3, 64
 _WIDENED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -82,7 +82,7 @@ def gated_linear(
     up: Tensor,
     weight: Tensor | None,
     activation: Callable[[Tensor], Tensor],
-    times: Callable[[Tensor, Tensor], Tensor] = linear,
+    times: Callable[[Tensor, Tensor], Tensor] = linear_product,
 ) -> Tensor:
     """Return ``activation(gate) * up``, and with a weight its product ``[..., f] @ [d, f]^T`` by ``times``. It saves
     ``gate`` and ``up`` only.
@@ -304,7 +304,7 @@ class _EfficientGated:
         gate, up = module.gate_proj(hidden), module.up_proj(hidden)
         down = module.down_proj
         # An adapter instead of the layer, or a bias, requires a call of the layer.
-        times = {nn.Linear: linear, ExactLinear: exact_product}.get(type(down))
+        times = {nn.Linear: linear_product, ExactLinear: exact_product}.get(type(down))
         if times is not None and cast("Tensor | None", down.bias) is None:
             return gated_linear(gate, up, down.weight, module.act_fn, times)
         return down(gated_linear(gate, up, None, module.act_fn))

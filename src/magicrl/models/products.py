@@ -47,7 +47,7 @@ def float32_product(hidden: Tensor, weight: Tensor) -> Tensor:
     return out
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x``, ``[..., d]``, times the transposed ``weight``, plus ``bias``, with gradients."""
     if not is_emulated(x):
         return nn.functional.linear(x, weight, bias)
@@ -75,7 +75,7 @@ class _Linear(torch.autograd.Function):
 
 
 class LinearForward:
-    """Forward of a linear layer by `linear`. It is an object, so that the layer of a copied model finds its own
+    """Forward of a linear layer by `linear_product`. It is an object, so that the layer of a copied model finds its own
     weight.
     """
 
@@ -83,7 +83,7 @@ class LinearForward:
         self._module = module
 
     def __call__(self, input: Tensor) -> Tensor:
-        return linear(input, self._module.weight, cast("Tensor | None", self._module.bias))
+        return linear_product(input, self._module.weight, cast("Tensor | None", self._module.bias))
 
     @classmethod
     def put_into(cls, model: nn.Module) -> None:

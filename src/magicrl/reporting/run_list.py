@@ -209,8 +209,8 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
         measures = {run.recorded.measure.name for run in kept if run.value(name) is not None}
         if name in _MEASURED and sign in ("<", "<=", ">", ">=") and len(measures) > 1:
             raise RecipeError(
-                f"--where {text}: {name} is an {' in some runs and a '.join(sorted(measures))} in others; choose runs of "
-                "one kind first, as in --where recipe=NAME"
+                f"--where {text}: {name} is an {' in some runs and a '.join(sorted(measures))} in others; choose runs "
+                "of one kind first, as in --where recipe=NAME"
             )
         values = [value for value in (run.value(name) for run in runs) if value is not None]
         if (

@@ -22,7 +22,7 @@ from magicrl.models import cpu_kernels, products
 from magicrl.models.attention import ScoreRules, attend_rows
 from magicrl.models.loading import load_policy
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.products import LinearForward, is_emulated, linear
+from magicrl.models.products import LinearForward, is_emulated, linear_product
 from magicrl.records import TrainBatch
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
@@ -71,7 +71,7 @@ def test_a_linear_layer_rounds_once_forward_and_backward() -> None:
         torch.randn(*shape, generator=generator).to(BF16) for shape in ((2, 3, 64), (5, 64), (5,), (2, 3, 5))
     )
     given = [tensor.clone().requires_grad_() for tensor in (x, weight, bias)]
-    found = linear(*given)
+    found = linear_product(*given)
     found.backward(grad)
     wide = [tensor.double().requires_grad_() for tensor in (x, weight, bias)]
     expected = F.linear(*wide)
