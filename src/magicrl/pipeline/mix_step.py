@@ -144,9 +144,7 @@ class Mix(PipelineStep[MixStep]):
         files = write_mixture(parts, mixture, split=self._settings.split_by_ability)
         size, drawn = self._settings.size, sum(files.values())
         if size is not None and drawn < size:
-            context.watcher.note(
-                f"size = {size}: only {drawn} rows pass bands, caps and weights; all of them are drawn"
-            )
+            context.watcher.note(f"size = {size}: only {drawn} rows pass bands, caps and weights; all are drawn")
         write_card(self._config, context.output, folder, files)
 
 
