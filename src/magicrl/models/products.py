@@ -88,6 +88,6 @@ class LinearForward:
     @classmethod
     def put_into(cls, model: nn.Module) -> None:
         """Replace the forward of every linear layer if this CPU emulates bfloat16."""
-        for module in model.modules():
-            if emulates_bfloat16() and type(module) is nn.Linear and "forward" not in vars(module):
+        for module in model.modules() if emulates_bfloat16() else ():
+            if type(module) is nn.Linear and "forward" not in vars(module):
                 module.forward = cls(module)

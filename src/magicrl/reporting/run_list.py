@@ -29,10 +29,10 @@ from magicrl.reporting.scores import comparisons
 from magicrl.reporting.variants import decides, differing, path_labels, run_settings
 
 COLUMNS = ("run", "recipe", "status", "steps", "best", "last", "train", "test", "verdict", "started", "seconds")
-_SCORES = ("best", "last", "train", "test", "seconds")
-"""Columns that hold numbers, where a run has them."""
 _MEASURED = ("best", "last", "train", "test")
 """Columns that hold shares of correct answers, or mean rewards where rewards are graded."""
+_SCORES = (*_MEASURED, "seconds")
+"""Columns that hold numbers, where a run has them."""
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "!=": operator.ne,
     "<=": operator.le,

@@ -224,8 +224,8 @@ def _program_lines(error: BaseException) -> list[int | None]:
 
 def _own_mistake(error: BaseException) -> bool:
     """Return whether a checker's own lines, not text that it evaluates, name or import what does not exist."""
-    in_source = _program_lines(error)[-1:] not in ([], [None])
-    return in_source and type(error) in (NameError, ImportError, ModuleNotFoundError)
+    lines = _program_lines(error)
+    return bool(lines and lines[-1]) and type(error) in (NameError, ImportError, ModuleNotFoundError)
 
 
 def _explain(error: BaseException) -> int:
