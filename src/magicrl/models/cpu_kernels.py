@@ -1,4 +1,4 @@
-"""Kernels in bfloat16 for CPUs with AVX512-BF16, some also for AMX (folder `kernels`).
+"""Kernels for CPUs with AVX512-BF16 or AVX2, some also for AMX (folder `kernels`).
 
 They compute attention, in decoding and over packed rows, norms, gates, rotary embeddings, the head's softmax, and the
 passes of an update over all weights. Those of decoding, norms, gates and rotary embeddings compute in float32 too.
@@ -33,15 +33,16 @@ from torch import Tensor
 from magicrl.models.products import product
 
 _SOURCES = Path(__file__).with_name("kernels")
-_FEATURES = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
-_TILES = {"amx_tile": "-mamx-tile", "amx_bf16": "-mamx-bf16"}  # flags for processors that have both
+_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
+_AMX = ("amx_tile", "amx_bf16")
+_AVX2 = ("avx2", "fma")
+_SETS = ((*_AVX512, *_AMX), _AVX512, _AVX2)  # of a processor's instructions; the first that it has is used
 _FLAGS = (
     "-O3",
     "-ffp-contract=off",  # the source says where a product is rounded before a sum
     "-std=c++17",
     "-fPIC",
     "-fopenmp",
-    *(f"-m{name.replace('_', '')}" for name in _FEATURES),
 )
 _COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
 _VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
@@ -186,16 +187,22 @@ def _processor_flags() -> frozenset[str]:
     return frozenset(Path("/proc/cpuinfo").read_text(errors="replace").split())
 
 
-def _has_tiles() -> bool:
-    return _processor_flags() >= _TILES.keys()
+def _instructions() -> tuple[str, ...]:
+    """Return the processor's instructions that the kernels use.
+
+    Raises:
+        RuntimeError: It has too few.
+    """
+    flags = _processor_flags()
+    for names in _SETS:
+        if flags.issuperset(names):
+            return names
+    raise RuntimeError(f"the processor lacks {', '.join(name for name in _AVX2 if name not in flags)}")
 
 
 def _loaded() -> ctypes.CDLL:
     """Load the kernels. Raises ``OSError``, ``RuntimeError`` or ``SubprocessError`` if that is impossible."""
-    lacking = [name for name in _FEATURES if name not in _processor_flags()]
-    if lacking:
-        raise RuntimeError(f"the processor lacks {', '.join(lacking)}")
-    options = _FLAGS + tuple(_TILES.values() if _has_tiles() else ())
+    options = (*_FLAGS, *(f"-m{name.replace('_', '-' if name in _AMX else '')}" for name in _instructions()))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "magicrl" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -298,7 +305,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> No
 def can_multiply(weight: Tensor) -> bool:
     """Return whether `multiply` serves a linear layer's ``weight``, ``[columns, width]``."""
     # Not measured with AMX, where torch's products use it.
-    return has_kernels(weight.dtype, weight.device, weight.shape[1]) and not _has_tiles()
+    return has_kernels(weight.dtype, weight.device, weight.shape[1]) and "amx_tile" not in _instructions()
 
 
 def packed_weight(weight: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from cpu_marks import multiplied, served
+from cpu_marks import multiplied, served, sets
 from torch import Tensor
 
 from magicrl.models import cpu_kernels
@@ -22,6 +22,16 @@ from magicrl.models.kv_cache import CacheShape, DecodeAttention, SlotCache
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
+
+
+@pytest.fixture(scope="module", autouse=True, params=sets or [()], ids=lambda names: names[-1] if names else "torch")
+def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run the tests of this file with each set of instructions that the processor has."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cpu_kernels, "_SETS", (request.param,) if request.param else cpu_kernels._SETS)
+        cpu_kernels._found.cache_clear()
+        yield
+    cpu_kernels._found.cache_clear()
 
 
 @pytest.fixture
@@ -353,10 +363,10 @@ def test_a_products_rows_are_their_own() -> None:
 
 @served
 def test_weights_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_kernels, "_has_tiles", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "_instructions", lambda: ("avx512_bf16",))
     served, narrow = (torch.zeros(60, width, dtype=BF16) for width in (96, 80))
     assert [cpu_kernels.can_multiply(weight) for weight in (served, narrow, served.float())] == [True, False, False]
-    monkeypatch.setattr(cpu_kernels, "_has_tiles", lambda: True)
+    monkeypatch.setattr(cpu_kernels, "_instructions", lambda: ("avx512_bf16", "amx_tile"))
     assert not cpu_kernels.can_multiply(served)
 
 
@@ -384,7 +394,9 @@ class TestMaking:
     @served
     def test_many_processes_make_one_library(self, home: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
-            asked = [pool.submit(cpu_kernels._compiled, home, cpu_kernels._FLAGS) for _ in range(2)]
+            asked = [
+                pool.submit(cpu_kernels._compiled, home, (*cpu_kernels._FLAGS, "-mavx2", "-mfma")) for _ in range(2)
+            ]
             made = [done.result() for done in asked]
         assert made[0] == made[1]
         assert list(home.iterdir()) == [made[0]]
@@ -411,7 +423,7 @@ class TestMaking:
         return compiled
 
     def test_without_a_compiler_torch_computes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cpu_kernels, "_FEATURES", ())
+        monkeypatch.setattr(cpu_kernels, "_instructions", tuple)
         monkeypatch.setattr(shutil, "which", lambda name: None)
         assert "no C++ compiler" in str(cpu_kernels.missing())
         step = Step((2, 3, 64), [70, 40], 2, 90)
@@ -421,7 +433,7 @@ class TestMaking:
     def test_a_compiler_that_fails_or_hangs_fails_no_run(
         self, flag: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(cpu_kernels, "_FEATURES", ())
+        monkeypatch.setattr(cpu_kernels, "_instructions", tuple)
         if flag is None:
             monkeypatch.setattr(cpu_kernels, "_COMPILER_TIMEOUT", 1e-3)
         else:
@@ -430,5 +442,26 @@ class TestMaking:
         assert not list((home / "magicrl" / "kernels").iterdir())
 
     def test_another_processor_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(cpu_kernels, "_FEATURES", ("avx512_of_tomorrow",))
-        assert cpu_kernels.missing() == "the processor lacks avx512_of_tomorrow"
+        monkeypatch.setattr(cpu_kernels, "_SETS", (cpu_kernels._AVX2,))
+        monkeypatch.setattr(cpu_kernels, "_processor_flags", lambda: frozenset({"avx", "avx2"}))
+        assert cpu_kernels.missing() == "the processor lacks fma"
+
+    @pytest.mark.parametrize(
+        ("flags", "used"),
+        [
+            ("avx2 fma avx512f amx_tile amx_bf16", "avx2 fma"),
+            (
+                "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile",
+                "avx512f avx512bw avx512vl avx512dq avx512_bf16",
+            ),
+            (
+                "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
+                "avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
+            ),
+        ],
+    )
+    def test_the_processors_instructions_are_used(self, flags: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        names = (*cpu_kernels._AVX512, *cpu_kernels._AMX), cpu_kernels._AVX512, cpu_kernels._AVX2
+        monkeypatch.setattr(cpu_kernels, "_SETS", names)
+        monkeypatch.setattr(cpu_kernels, "_processor_flags", lambda: frozenset(flags.split()))
+        assert cpu_kernels._instructions() == tuple(used.split())

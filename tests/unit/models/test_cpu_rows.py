@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from builders import SIZES, train_sample
-from cpu_marks import served
+from cpu_marks import served, sets
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -59,11 +59,10 @@ def reference(context: PackedContext | SharedPromptContext, given: Sequence[Tens
     return torch.cat(found, dim=1).transpose(0, 1)[None]
 
 
-@pytest.fixture(params=["tiles", "vectors"])
+@pytest.fixture(params=sets, ids=lambda names: names[-1])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Compute products on AMX tiles where the processor has them, or without them."""
-    if request.param == "vectors":
-        monkeypatch.setattr(cpu_kernels, "_TILES", {"no such flag": ""})
+    """Compute with each set of instructions that the processor has."""
+    monkeypatch.setattr(cpu_kernels, "_SETS", (request.param,))
     cpu_kernels._found.cache_clear()
     yield
     monkeypatch.undo()

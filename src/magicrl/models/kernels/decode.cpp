@@ -7,18 +7,20 @@
 namespace {
 
 constexpr int CHUNK = 64;  // keys whose scores stand in the table at once
-constexpr int TILE = 4;    // queries that meet them together
+constexpr int TILE = REGISTERS > 16 ? 4 : 3;  // queries that meet them together
 constexpr int BLOCK = 32;  // positions of a sequence whose queries are computed together
 
 // Queries that meet keys chunk by chunk: what they have seen so far, as an online softmax keeps it.
 template <class T>
 struct Queries {
   static constexpr bool WIDE = sizeof(T) == sizeof(float);
+  static constexpr bool TURNS = !WIDE || REGISTERS > 16;  // the keys, so that no sum of a score runs across a vector
   int dim, words;  // of a key: words of 32 bits, each a number or a pair
   float scale;
   std::vector<T> q;                      // [queries, dim]
   std::vector<float> seen, most, total;  // [queries, dim] in the order of `add`, [queries], [queries]
   std::vector<uint32_t> keys;            // [words, CHUNK]
+  const T* plain = nullptr;              // [keys, dim], the chunk as it lies in memory
   const T *next = nullptr, *behind = nullptr;  // the next head's keys, or the next row's: they lie behind this one's
   float scores[TILE * CHUNK];
   T weights[TILE * CHUNK];
@@ -33,28 +35,35 @@ struct Queries {
     std::fill(most.begin(), most.end(), -INFINITY);
   }
 
-  // So that 16 keys fill a vector and no sum runs across one.
   void turn(const T* k, const T* v, int count) {
+    plain = k;
     for (int key = 0; key < count; key += 16) {
       for (int i = 0; i < 16; ++i) fetch(v + int64_t(key + i) * dim);  // arrives while scores are computed
-      turned(&keys[key], CHUNK, k + int64_t(key) * dim, dim, count - key, words);
+      if constexpr (TURNS) turned(&keys[key], CHUNK, k + int64_t(key) * dim, dim, count - key, words);
     }
   }
 
   // `sum` plus the products of a word of each of 16 keys and a query's word.
-  static __m512 product(__m512 sum, __m512i some, int word) {
-    const __m512i query = _mm512_set1_epi32(word);
-    if constexpr (WIDE) return _mm512_fmadd_ps(_mm512_castsi512_ps(some), _mm512_castsi512_ps(query), sum);
-    else return _mm512_dpbf16_ps(sum, (__m512bh)some, (__m512bh)query);
+  static Floats product(Floats sum, Bits some, int word) {
+    const Bits query = all_bits(word);
+    if constexpr (WIDE) return fma(as_floats(some), as_floats(query), sum);
+    else return add_pairs(sum, some, query);
   }
 
   template <int N>
   void score(int first, int count) {
+    if constexpr (!TURNS) {
+      for (int key = 0; key < count; key += 8)
+        for (int i = 0; i < N; ++i)
+          dot_products(&scores[i * CHUNK + key], &q[(first + i) * dim], plain + int64_t(key) * dim, dim, count - key,
+                       scale);
+      return;
+    }
     for (int key = 0; key < count; key += 32) {  // two vectors: enough sums that do not wait for each other
-      __m512 sum[N][2] = {};
+      Floats sum[N][2] = {};
       for (int word = 0; word < words; ++word) {
-        const __m512i left = _mm512_loadu_si512(&keys[word * CHUNK + key]);
-        const __m512i right = _mm512_loadu_si512(&keys[word * CHUNK + key + 16]);
+        const Bits left = load_bits(&keys[word * CHUNK + key]);
+        const Bits right = load_bits(&keys[word * CHUNK + key + 16]);
         for (int i = 0; i < N; ++i) {
           const int query = ((const int*)&q[(first + i) * dim])[word];
           sum[i][0] = product(sum[i][0], left, query);
@@ -63,48 +72,46 @@ struct Queries {
       }
       for (int i = 0; i < N; ++i)
         for (int half = 0; half < 2; ++half)
-          _mm512_storeu_ps(&scores[i * CHUNK + key + 16 * half],
-                           _mm512_mul_ps(sum[i][half], _mm512_set1_ps(scale)));
+          store(&scores[i * CHUNK + key + 16 * half], sum[i][half] * all(scale));
     }
   }
 
   void weigh(int place, int query, int count) {
     const float* from = &scores[place * CHUNK];
     const auto present = [&](int key) { return lanes(count - key); };
-    __m512 top = _mm512_set1_ps(most[query]), sum = _mm512_setzero_ps();
+    Floats top = all(most[query]), sum = all(0);
     for (int key = 0; key < count; key += 16)
-      top = _mm512_mask_max_ps(top, present(key), top, _mm512_loadu_ps(from + key));
-    const __m512 now = _mm512_set1_ps(_mm512_reduce_max_ps(top));
-    const __m512 before = exponential(_mm512_sub_ps(_mm512_set1_ps(most[query]), now));
+      top = choose(present(key), larger(top, load(from + key)), top);
+    const Floats now = all(largest_of(top));
+    const Floats before = exponential(all(most[query]) - now);
     for (int key = 0; key < count; key += 16) {
-      const __m512 w =
-          _mm512_maskz_mov_ps(present(key), exponential(_mm512_sub_ps(_mm512_loadu_ps(from + key), now)));
-      sum = _mm512_add_ps(sum, w);
+      const Floats w = keep(present(key), exponential(load(from + key) - now));
+      sum = sum + w;
       store(&weights[place * CHUNK + key], w);
     }
-    most[query] = _mm512_cvtss_f32(now);
-    total[query] = total[query] * _mm512_cvtss_f32(before) + _mm512_reduce_add_ps(sum);
+    most[query] = first_of(now);
+    total[query] = total[query] * first_of(before) + sum_of(sum);
     for (int i = 0; i < dim; i += 16) {
       float* place = &seen[query * dim + i];
-      _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), before));
+      store(place, load(place) * before);
     }
   }
 
   template <int N>
   void add(int first, const T* v, int count) {
     for (int i = 0; i < dim; i += 32) {
-      __m512 sum[N][2];
+      Floats sum[N][2];
       for (int n = 0; n < N; ++n)
-        for (int half = 0; half < 2; ++half) sum[n][half] = _mm512_loadu_ps(&seen[(first + n) * dim + i + 16 * half]);
+        for (int half = 0; half < 2; ++half) sum[n][half] = load(&seen[(first + n) * dim + i + 16 * half]);
       for (int key = 0; key < count; key += WIDE ? 1 : 2) {
         const T* value = v + int64_t(key) * dim + i;
-        __m512i low = _mm512_loadu_si512(value), high;
+        Bits low = load_bits(value), high;
         if constexpr (WIDE) {
-          high = _mm512_loadu_si512(value + 16);
+          high = load_bits(value + 16);
         } else {
-          const __m512i odd = _mm512_loadu_si512(key + 1 < count ? value + dim : value);  // weight 0 behind the last
-          high = _mm512_unpackhi_epi16(low, odd);
-          low = _mm512_unpacklo_epi16(low, odd);
+          const Bits odd = load_bits(key + 1 < count ? value + dim : value);  // weight 0 behind the last
+          high = pair_second_fours(low, odd);
+          low = pair_first_fours(low, odd);
         }
         for (int n = 0; n < N; ++n) {
           const int weight = ((const int*)&weights[n * CHUNK])[WIDE ? key : key / 2];
@@ -113,7 +120,7 @@ struct Queries {
         }
       }
       for (int n = 0; n < N; ++n)
-        for (int half = 0; half < 2; ++half) _mm512_storeu_ps(&seen[(first + n) * dim + i + 16 * half], sum[n][half]);
+        for (int half = 0; half < 2; ++half) store(&seen[(first + n) * dim + i + 16 * half], sum[n][half]);
     }
   }
 
@@ -136,7 +143,8 @@ struct Queries {
   // Queries [first, last) meet the chunk of keys that was turned last.
   void tiles(int first, int last, const T* v, int count) {
     for (; first + TILE <= last; first += TILE) tile<TILE>(first, v, count);
-    if (last - first == 3) tile<3>(first, v, count);
+    if constexpr (TILE > 3)
+      if (last - first == 3) tile<3>(first, v, count);
     if (last - first == 2) tile<2>(first, v, count);
     if (last - first == 1) tile<1>(first, v, count);
   }
@@ -156,19 +164,12 @@ struct Queries {
   }
 
   void write(int query, T* out) const {
-    // unpacking pairs took fours: the even ones of 32 numbers stand in the first vector, the odd ones in the second
-    const __m512i order = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-    const __m512i behind = _mm512_add_epi32(order, _mm512_set1_epi32(8));
-    const __m512 sum = _mm512_set1_ps(total[query]);
+    const Floats sum = all(total[query]);
     for (int i = 0; i < dim; i += 32) {
-      __m512 first = _mm512_loadu_ps(&seen[query * dim + i]), second = _mm512_loadu_ps(&seen[query * dim + i + 16]);
-      if constexpr (!WIDE) {
-        const __m512 even = first;
-        first = _mm512_permutex2var_ps(even, order, second);
-        second = _mm512_permutex2var_ps(even, behind, second);
-      }
-      store(out + i, _mm512_div_ps(first, sum));
-      store(out + i + 16, _mm512_div_ps(second, sum));
+      Floats first = load(&seen[query * dim + i]), second = load(&seen[query * dim + i + 16]);
+      if constexpr (!WIDE) in_order(first, second);
+      store(out + i, first / sum);
+      store(out + i + 16, second / sum);
     }
   }
 };

@@ -5,11 +5,11 @@
 namespace {
 
 // 1 / (1 + e^-x); NaN stays NaN
-inline __m512 sigmoid(__m512 x) {
-  const __m512 one = _mm512_set1_ps(1.0f);
-  const __m512 small = exponential(_mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x)));  // at most 1
-  const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-  return _mm512_div_ps(_mm512_mask_mov_ps(one, negative, small), _mm512_add_ps(small, one));
+inline Floats sigmoid(Floats x) {
+  const Floats one = all(1.0f);
+  const Floats small = exponential(-absolute(x));  // at most 1
+  const Mask negative = less(x, all(0));
+  return choose(negative, small, one) / (small + one);
 }
 
 }  // namespace
@@ -25,8 +25,8 @@ void gated(int wide, void* out, const void* gate, const void* up, int64_t row, i
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < width; i += 16) {
-        const __m512 g = load((const T*)gate + r * row + i), u = load((const T*)up + r * row + i);
-        store((T*)out + r * width + i, _mm512_mul_ps(_mm512_mul_ps(g, sigmoid(g)), u));
+        const Floats g = load((const T*)gate + r * row + i), u = load((const T*)up + r * row + i);
+        store((T*)out + r * width + i, g * sigmoid(g) * u);
       }
   });
 }
@@ -41,13 +41,13 @@ void rotate(int wide, void* out, int64_t out_row, const void* x, int64_t x_row, 
     for (int64_t row = 0; row < rows; ++row)
       for (int64_t i = 0; i < dim / 2; i += 16) {
         const T *cosines = (const T*)cos + row * dim + i, *sines = (const T*)sin + row * dim + i;
-        const __m512 c[2] = {load(cosines), load(cosines + dim / 2)}, s[2] = {load(sines), load(sines + dim / 2)};
+        const Floats c[2] = {load(cosines), load(cosines + dim / 2)}, s[2] = {load(sines), load(sines + dim / 2)};
         for (int64_t head = 0; head < heads; ++head) {
           const T* from = (const T*)x + row * x_row + head * dim + i;
           T* place = (T*)out + row * out_row + head * dim + i;
-          const __m512 low = load(from), high = load(from + dim / 2);
-          store(place, _mm512_fmadd_ps(low, c[0], _mm512_mul_ps(high, s[0])));
-          store(place + dim / 2, _mm512_fmadd_ps(high, c[1], _mm512_mul_ps(low, s[1])));
+          const Floats low = load(from), high = load(from + dim / 2);
+          store(place, fma(low, c[0], high * s[0]));
+          store(place + dim / 2, fma(high, c[1], low * s[1]));
         }
       }
   });
@@ -61,11 +61,11 @@ void normalise(int wide, void* out, const void* x, const void* weight, int64_t r
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t row = 0; row < rows; ++row) {
       const T* from = (const T*)x + row * width;
-      __m512 squares = _mm512_setzero_ps();
-      for (int64_t i = 0; i < width; i += 16) squares = _mm512_fmadd_ps(load(from + i), load(from + i), squares);
-      const __m512 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps));
+      Floats squares = all(0);
+      for (int64_t i = 0; i < width; i += 16) squares = fma(load(from + i), load(from + i), squares);
+      const Floats scale = all(1.0f / std::sqrt(sum_of(squares) / float(width) + eps));
       for (int64_t i = 0; i < width; i += 16)
-        store((T*)out + row * width + i, _mm512_mul_ps(_mm512_mul_ps(load(from + i), scale), load((const T*)weight + i)));
+        store((T*)out + row * width + i, load(from + i) * scale * load((const T*)weight + i));
     }
   });
 }
@@ -75,15 +75,15 @@ void gated_backward(int wide, void* out, void* gate_slope, void* up_slope, const
                     const void* up, int64_t count, int threads) {
   in_precision(wide, [&](auto number) {
     using T = decltype(number);
-    const __m512 one = _mm512_set1_ps(1.0f);
+    const Floats one = all(1.0f);
 #pragma omp parallel for num_threads(threads) if (threads > 1)
     for (int64_t i = 0; i < count; i += 16) {
-      const __m512 g = load((const T*)gate + i), u = load((const T*)up + i), p = load((const T*)pull + i);
-      const __m512 s = sigmoid(g), active = _mm512_mul_ps(g, s);
-      const __m512 slope = _mm512_mul_ps(s, _mm512_add_ps(one, _mm512_fnmadd_ps(active, one, g)));
-      store((T*)out + i, _mm512_mul_ps(active, u));
-      store((T*)gate_slope + i, _mm512_mul_ps(_mm512_mul_ps(p, u), slope));
-      store((T*)up_slope + i, _mm512_mul_ps(p, active));
+      const Floats g = load((const T*)gate + i), u = load((const T*)up + i), p = load((const T*)pull + i);
+      const Floats s = sigmoid(g), active = g * s;
+      const Floats slope = s * (one + fnma(active, one, g));
+      store((T*)out + i, active * u);
+      store((T*)gate_slope + i, p * u * slope);
+      store((T*)up_slope + i, p * active);
     }
   });
 }
@@ -101,22 +101,21 @@ void normalise_backward(int wide, void* x_slope, float* weight_slopes, const voi
       std::fill(sums, sums + width, 0.0f);
       for (int64_t row = first; row < std::min(rows, first + block); ++row) {
         const T *from = (const T*)x + row * width, *p = (const T*)pull + row * width;
-        __m512 squares = _mm512_setzero_ps(), products = _mm512_setzero_ps();
+        Floats squares = all(0), products = all(0);
         for (int64_t i = 0; i < width; i += 16) {
-          const __m512 number = load(from + i);
-          squares = _mm512_fmadd_ps(number, number, squares);
-          products = _mm512_fmadd_ps(_mm512_mul_ps(load(p + i), load(weights + i)), number, products);
+          const Floats number = load(from + i);
+          squares = fma(number, number, squares);
+          products = fma(load(p + i) * load(weights + i), number, products);
         }
-        const float factor = 1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / float(width) + eps);
+        const float factor = 1.0f / std::sqrt(sum_of(squares) / float(width) + eps);
         // the part along x, which a normalisation does not change
-        const __m512 along = _mm512_set1_ps(_mm512_reduce_add_ps(products) * factor * factor / float(width));
-        const __m512 scale = _mm512_set1_ps(factor);
+        const Floats along = all(sum_of(products) * factor * factor / float(width));
+        const Floats scale = all(factor);
         for (int64_t i = 0; i < width; i += 16) {
-          const __m512 number = load(from + i), pulled = load(p + i);
-          const __m512 slope = _mm512_fnmadd_ps(number, along, _mm512_mul_ps(pulled, load(weights + i)));
-          store((T*)x_slope + row * width + i, _mm512_mul_ps(slope, scale));
-          _mm512_storeu_ps(sums + i,
-                           _mm512_fmadd_ps(_mm512_mul_ps(pulled, scale), number, _mm512_loadu_ps(sums + i)));
+          const Floats number = load(from + i), pulled = load(p + i);
+          const Floats slope = fnma(number, along, pulled * load(weights + i));
+          store((T*)x_slope + row * width + i, slope * scale);
+          store(sums + i, fma(pulled * scale, number, load(sums + i)));
         }
       }
     }

@@ -20,9 +20,9 @@ extern "C" {
 
 // total += part
 void add_widened(float* total, const bf16* part, int64_t count, int threads) {
-  in_parts(count, threads, [=](int64_t i, __mmask16 some) {
-    const __m512 sum = _mm512_add_ps(_mm512_maskz_loadu_ps(some, total + i), load(part + i, some));
-    _mm512_mask_storeu_ps(total + i, some, sum);
+  in_parts(count, threads, [=](int64_t i, Mask some) {
+    const Floats sum = load(total + i, some) + load(part + i, some);
+    store(total + i, sum, some);
   });
 }
 
@@ -30,20 +30,19 @@ void add_widened(float* total, const bf16* part, int64_t count, int threads) {
 // rounded weights to `copy`, and zeros over the gradients.
 void adamw(float* weight, bf16* copy, float* gradient, float* mean, float* square, int64_t count, float factor,
            double decay, double beta1, double beta2, double step_size, double correction, double eps, int threads) {
-  const auto all = [](double x) { return _mm512_set1_ps(float(x)); };
-  in_parts(count, threads, [=](int64_t i, __mmask16 some) {
-    const __m512 g = _mm512_mul_ps(_mm512_maskz_loadu_ps(some, gradient + i), all(factor));
-    const __m512 before = _mm512_maskz_loadu_ps(some, mean + i), second = _mm512_maskz_loadu_ps(some, square + i);
-    const __m512 m = _mm512_fmadd_ps(all(1 - beta1), _mm512_sub_ps(g, before), before);
-    const __m512 v = _mm512_fmadd_ps(_mm512_mul_ps(all(1 - beta2), g), g, _mm512_mul_ps(second, all(beta2)));
-    const __m512 spread = _mm512_add_ps(_mm512_div_ps(_mm512_sqrt_ps(v), all(correction)), all(eps));
-    __m512 w = _mm512_mul_ps(_mm512_maskz_loadu_ps(some, weight + i), all(decay));
-    w = _mm512_add_ps(w, _mm512_div_ps(_mm512_mul_ps(all(-step_size), m), spread));
-    _mm512_mask_storeu_ps(mean + i, some, m);
-    _mm512_mask_storeu_ps(square + i, some, v);
-    _mm512_mask_storeu_ps(weight + i, some, w);
-    _mm512_mask_storeu_ps(gradient + i, some, _mm512_setzero_ps());
-    _mm256_mask_storeu_epi16(copy + i, some, (__m256i)_mm512_cvtneps_pbh(w));
+  in_parts(count, threads, [=](int64_t i, Mask some) {
+    const Floats g = load(gradient + i, some) * all(factor);
+    const Floats before = load(mean + i, some), second = load(square + i, some);
+    const Floats m = fma(all(1 - beta1), g - before, before);
+    const Floats v = fma(all(1 - beta2) * g, g, second * all(beta2));
+    const Floats spread = root(v) / all(correction) + all(eps);
+    Floats w = load(weight + i, some) * all(decay);
+    w = w + all(-step_size) * m / spread;
+    store(mean + i, m, some);
+    store(square + i, v, some);
+    store(weight + i, w, some);
+    store(gradient + i, all(0), some);
+    store(copy + i, w, some);
   });
 }
 }

@@ -7,7 +7,8 @@
 namespace {
 
 constexpr int COLUMNS = 48;  // of a block of the weight
-constexpr int MOST = 8;      // rows that are computed at once
+// of a tile: its most rows, and vectors of its columns
+constexpr int MOST = REGISTERS > 16 ? 8 : 4, VECTORS = REGISTERS > 16 ? COLUMNS / 16 : 1;
 
 // Rounds sums of [rows, COLUMNS] once, after adding what is given. `columns` are those of `out` and `residual`, of which
 // `some` are from this block on.
@@ -15,11 +16,11 @@ void finished(bf16* out, int64_t columns, const float* sums, int rows, int64_t s
               const bf16* residual) {
   for (int row = 0; row < rows; ++row)
     for (int at = 0; at < std::min(int64_t(COLUMNS), some); at += 16) {
-      const __mmask16 here = lanes(some - at);
-      __m512 sum = load(sums + row * COLUMNS + at);
-      if (bias) sum = _mm512_add_ps(sum, load(bias + at, here));
-      if (residual) sum = _mm512_add_ps(sum, load(residual + row * columns + at, here));
-      _mm256_mask_storeu_epi16(out + row * columns + at, here, (__m256i)_mm512_cvtneps_pbh(sum));
+      const Mask here = lanes(some - at);
+      Floats sum = load(sums + row * COLUMNS + at);
+      if (bias) sum = sum + load(bias + at, here);
+      if (residual) sum = sum + load(residual + row * columns + at, here);
+      store(out + row * columns + at, sum, here);
     }
 }
 
@@ -47,8 +48,9 @@ void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf1
       // blocks of nearly the same size
       const int64_t row = block * rows / blocks, some = (block + 1) * rows / blocks - row;
       alignas(64) float sums[MOST * COLUMNS];
-      few_rows<MOST, COLUMNS / 16>(sums, COLUMNS, (const uint32_t*)x + row * pairs, pairs, weight + at * pairs, COLUMNS,
-                                   int(some), int(pairs), false);
+      for (int part = 0; part < COLUMNS; part += 16 * VECTORS)
+        few_rows<MOST, VECTORS>(sums + part, COLUMNS, (const uint32_t*)x + row * pairs, pairs,
+                                weight + at * pairs + part, COLUMNS, int(some), int(pairs), false);
       const int64_t place = row * columns + at;
       finished(out + place, columns, sums, int(some), columns - at, bias ? bias + at : nullptr,
                residual ? residual + place : nullptr);

@@ -9,7 +9,8 @@ namespace {
 
 constexpr int QUERIES = 64;  // of a block
 constexpr int KEYS = 96;     // of a block; whole tiles of pairs
-constexpr int ROWS = 6;      // of a product's tile
+// of a product's tile: its rows, and vectors of its columns
+constexpr int ROWS = REGISTERS > 16 ? 6 : 4, WIDE = REGISTERS > 16 ? 4 : 1, NARROW = REGISTERS > 16 ? 2 : 1;
 
 using Words = std::vector<uint32_t>;  // pairs of bfloat16, the first in the low half
 using Numbers = std::vector<float>;
@@ -40,8 +41,10 @@ void product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const ui
     return;
   }
   int at = 0;
-  for (; at + 64 <= columns; at += 64) columns_of<4>(c + at, c_row, a, a_row, b + at, b_row, rows, pairs, add);
-  if (at < columns) columns_of<2>(c + at, c_row, a, a_row, b + at, b_row, rows, pairs, add);
+  for (; at + 16 * WIDE <= columns; at += 16 * WIDE)
+    columns_of<WIDE>(c + at, c_row, a, a_row, b + at, b_row, rows, pairs, add);
+  for (; at < columns; at += 16 * NARROW)
+    columns_of<NARROW>(c + at, c_row, a, a_row, b + at, b_row, rows, pairs, add);
 }
 
 // [dim / 2, QUERIES] of a block of queries
@@ -52,32 +55,24 @@ void turned_block(Words& to, const bf16* from, int64_t row, int count, int dim) 
 
 // [ceil(count / 2), dim] of `count` rows of bfloat16: neighbouring rows as pairs; a last one alone is paired with 0.
 void paired(uint32_t* to, const bf16* from, int64_t row, int64_t count, int dim) {
-  alignas(64) uint16_t order[2][32];
-  for (int half = 0; half < 2; ++half)
-    for (int i = 0; i < 32; ++i) order[half][i] = uint16_t(16 * half + i / 2 + 32 * (i % 2));
-  const __m512i low = _mm512_load_si512(order[0]), high = _mm512_load_si512(order[1]);
   for (int64_t at = 0; at < count; at += 2)
     for (int i = 0; i < dim; i += 32) {
-      const __m512i even = _mm512_loadu_si512(from + at * row + i);
-      const __m512i odd = at + 1 < count ? _mm512_loadu_si512(from + (at + 1) * row + i) : _mm512_setzero_si512();
-      _mm512_storeu_si512(to + at / 2 * dim + i, _mm512_permutex2var_epi16(even, low, odd));
-      _mm512_storeu_si512(to + at / 2 * dim + i + 16, _mm512_permutex2var_epi16(even, high, odd));
+      Bits first = load_bits(from + at * row + i);
+      Bits second = at + 1 < count ? load_bits(from + (at + 1) * row + i) : all_bits(0);
+      interleave(first, second);
+      store_bits(to + at / 2 * dim + i, first);
+      store_bits(to + at / 2 * dim + i + 16, second);
     }
-}
-
-inline __m512i pairs_of(__m512 even, __m512 odd) {
-  const auto words = [](__m512 x) { return _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(x)); };
-  return _mm512_or_si512(words(even), _mm512_slli_epi32(words(odd), 16));
 }
 
 // [dim, QUERIES] float32 to rows of bfloat16
 void written(bf16* to, int64_t row, const float* from, int count, int dim) {
   for (int first = 0; first < count; first += 16)
     for (int at = 0; at < dim; at += 16) {
-      __m512i r[16];
-      for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(from + (at + i) * QUERIES + first);
+      Bits r[16];
+      for (int i = 0; i < 16; ++i) r[i] = load_bits(from + (at + i) * QUERIES + first);
       transpose(r);
-      for (int i = 0; i < std::min(16, count - first); ++i) store(to + (first + i) * row + at, (__m512)r[i]);
+      for (int i = 0; i < std::min(16, count - first); ++i) store(to + (first + i) * row + at, as_floats(r[i]));
     }
 }
 
@@ -86,11 +81,11 @@ struct Sequence {
   int64_t first, queries, offset, keys;  // its first query in the row; where its keys stand in `source`
 
   // lanes of the queries from `query` on that see key `key`
-  __mmask16 sees(int64_t key, int64_t query) const {
+  Mask sees(int64_t key, int64_t query) const {
     const int64_t before = key - (keys - queries) - query;
-    return before <= 0 ? 0xffff : before >= 16 ? 0 : __mmask16(0xffff << before);
+    return before <= 0 ? 0xffff : before >= 16 ? 0 : Mask(0xffff << before);
   }
-  __mmask16 there(int64_t query) const {
+  Mask there(int64_t query) const {
     return lanes(queries - query);
   }
   int64_t reach(int64_t query) const { return std::min(keys, keys - queries + query + QUERIES); }
@@ -120,10 +115,10 @@ Words columns_of_pairs(const Words& x, int64_t count, int dim) {
   paired(pairs.data(), (const bf16*)x.data(), dim, count, dim);
   for (int64_t pair = 0; pair < count / 2; pair += 16)
     for (int at = 0; at < dim; at += 16) {
-      __m512i r[16];
-      for (int i = 0; i < 16; ++i) r[i] = _mm512_loadu_si512(&pairs[(pair + i) * dim + at]);
+      Bits r[16];
+      for (int i = 0; i < 16; ++i) r[i] = load_bits(&pairs[(pair + i) * dim + at]);
       transpose(r);
-      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(&found[(at + i) * count / 2 + pair], r[i]);
+      for (int i = 0; i < 16; ++i) store_bits(&found[(at + i) * count / 2 + pair], r[i]);
     }
   return found;
 }
@@ -138,32 +133,29 @@ inline void clear_rest(uint32_t* pairs, int count) {
 
 // A block of queries of one head as it meets keys: an online softmax.
 struct Softmax {
-  __m512 most[LANES], total[LANES];
+  Floats most[LANES], total[LANES];
   float scale;
   explicit Softmax(float scaling) : scale(scaling) {
-    for (int j = 0; j < LANES; ++j) most[j] = _mm512_set1_ps(-INFINITY), total[j] = _mm512_setzero_ps();
+    for (int j = 0; j < LANES; ++j) most[j] = all(-INFINITY), total[j] = all(0);
   }
   // Scores [count, QUERIES] of keys from `key` on become weights in pairs; `before` is what earlier weights shrink by.
   void weigh(uint32_t* weights, const float* scores, const Sequence& s, int64_t key, int count, int64_t query,
-             __m512* before) {
-    const __m512 factor = _mm512_set1_ps(scale);
+             Floats* before) {
+    const Floats factor = all(scale);
     for (int j = 0; j < LANES; ++j) {
-      __m512 now = most[j], sum = _mm512_setzero_ps();
-      const auto score = [&](int i) {
-        return _mm512_mul_ps(_mm512_loadu_ps(scores + i * QUERIES + 16 * j), factor);
-      };
-      const auto seen = [&](int i) { return i < count ? s.sees(key + i, query + 16 * j) : __mmask16(0); };
-      for (int i = 0; i < count; ++i) now = _mm512_mask_max_ps(now, seen(i), now, score(i));
-      before[j] = exponential(_mm512_sub_ps(most[j], now));
+      Floats now = most[j], sum = all(0);
+      const auto score = [&](int i) { return load(scores + i * QUERIES + 16 * j) * factor; };
+      const auto seen = [&](int i) { return i < count ? s.sees(key + i, query + 16 * j) : Mask(0); };
+      for (int i = 0; i < count; ++i) now = choose(seen(i), larger(now, score(i)), now);
+      before[j] = exponential(most[j] - now);
       for (int i = 0; i < count; i += 2) {
-        const __m512 even = _mm512_maskz_mov_ps(seen(i), exponential(_mm512_sub_ps(score(i), now)));
-        const __m512 odd = seen(i + 1) ? _mm512_maskz_mov_ps(seen(i + 1), exponential(_mm512_sub_ps(score(i + 1), now)))
-                                       : _mm512_setzero_ps();
-        sum = _mm512_add_ps(sum, _mm512_add_ps(even, odd));
-        _mm512_storeu_si512(weights + i / 2 * QUERIES + 16 * j, pairs_of(even, odd));
+        const Floats even = keep(seen(i), exponential(score(i) - now));
+        const Floats odd = seen(i + 1) ? keep(seen(i + 1), exponential(score(i + 1) - now)) : all(0);
+        sum = sum + (even + odd);
+        store_bits(weights + i / 2 * QUERIES + 16 * j, pairs_of(even, odd));
       }
       most[j] = now;
-      total[j] = _mm512_fmadd_ps(total[j], before[j], sum);
+      total[j] = fma(total[j], before[j], sum);
     }
     clear_rest(weights, count);
   }
@@ -185,21 +177,21 @@ void forward(bf16* out, float* log_sums, const View& q, const View& k, const Vie
       Softmax softmax(scale);
       for (int64_t key = 0; key < s.reach(query); key += KEYS) {
         const int some = int(std::min(int64_t(KEYS), s.reach(query) - key));
-        __m512 before[LANES];
+        Floats before[LANES];
         product(scores.data(), QUERIES, &keys[key * dim / 2], dim / 2, queries.data(), QUERIES, some, QUERIES, dim / 2,
                 false);
         softmax.weigh(weights.data(), scores.data(), s, key, some, query, before);
         if (key)
           for (int i = 0; i < dim * LANES; ++i) {
             float* place = &seen[16 * i];
-            _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), before[i % LANES]));
+            store(place, load(place) * before[i % LANES]);
           }
         product(seen.data(), QUERIES, &values[key / 2], places / 2, weights.data(), QUERIES, dim, QUERIES,
                 (some + 1) / 2, true);
       }
       for (int i = 0; i < dim * LANES; ++i) {
         float* place = &seen[16 * i];
-        _mm512_storeu_ps(place, _mm512_div_ps(_mm512_loadu_ps(place), softmax.total[i % LANES]));
+        store(place, load(place) / softmax.total[i % LANES]);
       }
       written(out + ((s.first + query) * heads + head) * dim, heads * dim, seen.data(), count, dim);
       for (int i = 0; i < count; ++i)
@@ -219,7 +211,7 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
   Words weights(KEYS * QUERIES / 2), slopes(KEYS * QUERIES / 2), slope_pairs(KEYS / 2 * QUERIES);
   Numbers scores(KEYS * QUERIES), slants(KEYS * QUERIES), query_slopes(dim * QUERIES);
   Numbers key_slopes(places * dim), value_slopes(places * dim);
-  const __m512 factor = _mm512_set1_ps(scale);
+  const Floats factor = all(scale);
   for (int64_t query = 0; query < s.queries; query += QUERIES)
     for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
       const int count = int(std::min(int64_t(QUERIES), s.queries - query));
@@ -233,9 +225,9 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
       alignas(64) float sums[QUERIES] = {}, along[QUERIES] = {};
       for (int i = 0; i < count; ++i) {
         const bf16 *a = pull.at(first + i, head), *b = out.at(first + i, head);
-        __m512 sum = _mm512_setzero_ps();
-        for (int at = 0; at < dim; at += 16) sum = _mm512_fmadd_ps(load(a + at), load(b + at), sum);
-        along[i] = _mm512_reduce_add_ps(sum);
+        Floats sum = all(0);
+        for (int at = 0; at < dim; at += 16) sum = fma(load(a + at), load(b + at), sum);
+        along[i] = sum_of(sum);
         sums[i] = log_sums[(first + i) * heads + head];
       }
       std::fill(query_slopes.begin(), query_slopes.end(), 0.0f);
@@ -247,19 +239,18 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
                 false);
         for (int i = 0; i < some; i += 2)
           for (int j = 0; j < LANES; ++j) {
-            __m512 slope[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+            Floats slope[2] = {all(0), all(0)};
             for (int n = 0; n < std::min(2, some - i); ++n) {
               const int at = (i + n) * QUERIES + 16 * j;
-              const __mmask16 seen = s.sees(key + i + n, query + 16 * j) & s.there(query + 16 * j);
-              const __m512 score = _mm512_mul_ps(_mm512_loadu_ps(&scores[at]), factor);
-              const __m512 w =
-                  _mm512_maskz_mov_ps(seen, exponential(_mm512_sub_ps(score, _mm512_load_ps(sums + 16 * j))));
-              const __m512 slant = _mm512_sub_ps(_mm512_loadu_ps(&slants[at]), _mm512_load_ps(along + 16 * j));
-              slope[n] = _mm512_mul_ps(_mm512_mul_ps(w, slant), factor);
+              const Mask seen = s.sees(key + i + n, query + 16 * j) & s.there(query + 16 * j);
+              const Floats score = load(&scores[at]) * factor;
+              const Floats w = keep(seen, exponential(score - load(sums + 16 * j)));
+              const Floats slant = load(&slants[at]) - load(along + 16 * j);
+              slope[n] = w * slant * factor;
               store((bf16*)weights.data() + at, w);
               store((bf16*)slopes.data() + at, slope[n]);
             }
-            _mm512_storeu_si512(&slope_pairs[i / 2 * QUERIES + 16 * j], pairs_of(slope[0], slope[1]));
+            store_bits(&slope_pairs[i / 2 * QUERIES + 16 * j], pairs_of(slope[0], slope[1]));
           }
         clear_rest(slope_pairs.data(), some);
         // the rows of a tile behind them belong to keys that these queries do not see
@@ -278,9 +269,8 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
   for (int64_t i = 0; i < s.keys; ++i)
     for (int at = 0; at < dim; at += 16) {
       const int64_t place = (source[s.offset + i] * kv_heads + kv_head) * dim + at;
-      _mm512_storeu_ps(dk + place, _mm512_add_ps(_mm512_loadu_ps(dk + place), _mm512_loadu_ps(&key_slopes[i * dim + at])));
-      _mm512_storeu_ps(dv + place,
-                       _mm512_add_ps(_mm512_loadu_ps(dv + place), _mm512_loadu_ps(&value_slopes[i * dim + at])));
+      store(dk + place, load(dk + place) + load(&key_slopes[i * dim + at]));
+      store(dv + place, load(dv + place) + load(&value_slopes[i * dim + at]));
     }
 }
 
