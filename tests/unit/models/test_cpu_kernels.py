@@ -22,6 +22,7 @@ from magicrl.models.kv_cache import CacheShape, DecodeAttention, SlotCache
 
 CPU = torch.device("cpu")
 BF16 = torch.bfloat16
+EVERY_SET = cpu_kernels._SETS
 
 
 @pytest.fixture(scope="module", autouse=True, params=sets or [()], ids=lambda names: names[-1] if names else "torch")
@@ -461,7 +462,6 @@ class TestMaking:
         ],
     )
     def test_the_processors_instructions_are_used(self, flags: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        names = (*cpu_kernels._AVX512, *cpu_kernels._AMX), cpu_kernels._AVX512, cpu_kernels._AVX2
-        monkeypatch.setattr(cpu_kernels, "_SETS", names)
+        monkeypatch.setattr(cpu_kernels, "_SETS", EVERY_SET)
         monkeypatch.setattr(cpu_kernels, "_processor_flags", lambda: frozenset(flags.split()))
         assert cpu_kernels._instructions() == tuple(used.split())
