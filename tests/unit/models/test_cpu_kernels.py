@@ -364,6 +364,7 @@ def test_a_products_rows_are_their_own() -> None:
 
 @served
 def test_weights_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_kernels.library() is not None  # compiled with this processor's instructions, before others are named
     monkeypatch.setattr(cpu_kernels, "_instructions", lambda: ("avx512_bf16",))
     served, narrow = (torch.zeros(60, width, dtype=BF16) for width in (96, 80))
     assert [cpu_kernels.can_multiply(weight) for weight in (served, narrow, served.float())] == [True, False, False]

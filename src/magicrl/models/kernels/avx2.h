@@ -24,7 +24,6 @@ constexpr int REGISTERS = 8;
 inline Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 inline Bits all_bits(uint32_t x) { return {_mm256_set1_epi32(int(x)), _mm256_set1_epi32(int(x))}; }
 inline Floats as_floats(Bits x) { return {_mm256_castsi256_ps(x.low), _mm256_castsi256_ps(x.high)}; }
-inline Bits as_bits(Floats x) { return {_mm256_castps_si256(x.low), _mm256_castps_si256(x.high)}; }
 
 inline Floats operator+(Floats a, Floats b) { return {a.low + b.low, a.high + b.high}; }
 inline Floats operator-(Floats a, Floats b) { return {a.low - b.low, a.high - b.high}; }
@@ -149,9 +148,11 @@ inline Floats add_pairs(Floats sum, Bits a, Bits b) {
   return fma({even_of(a.low), even_of(a.high)}, {even_of(b.low), even_of(b.high)}, sum);
 }
 inline Bits pairs_of(Floats even, Floats odd) {
-  const Bits first = rounded_to_bf16(even), second = as_bits(Floats{odd_of(rounded_to_bf16(odd).low), odd_of(rounded_to_bf16(odd).high)});
-  return {_mm256_or_si256(_mm256_srli_epi32(first.low, 16), second.low),
-          _mm256_or_si256(_mm256_srli_epi32(first.high, 16), second.high)};
+  const Bits first = rounded_to_bf16(even), second = rounded_to_bf16(odd);
+  const auto pairs = [](__m256i low, __m256i high) {
+    return _mm256_or_si256(_mm256_srli_epi32(low, 16), (__m256i)odd_of(high));
+  };
+  return {pairs(first.low, second.low), pairs(first.high, second.high)};
 }
 
 inline Bits pair_first_fours(Bits even, Bits odd) {
@@ -161,20 +162,16 @@ inline Bits pair_second_fours(Bits even, Bits odd) {
   return {_mm256_unpackhi_epi16(even.low, odd.low), _mm256_unpackhi_epi16(even.high, odd.high)};
 }
 inline void in_order(Floats& first, Floats& second) {
-  const auto low_halves = [](__m256 a, __m256 b) { return _mm256_permute2f128_ps(a, b, 0x20); };
-  const auto high_halves = [](__m256 a, __m256 b) { return _mm256_permute2f128_ps(a, b, 0x31); };
   const Floats a = first, b = second;
-  first = {low_halves(a.low, b.low), high_halves(a.low, b.low)};
-  second = {low_halves(a.high, b.high), high_halves(a.high, b.high)};
+  first = {_mm256_permute2f128_ps(a.low, b.low, 0x20), _mm256_permute2f128_ps(a.low, b.low, 0x31)};
+  second = {_mm256_permute2f128_ps(a.high, b.high, 0x20), _mm256_permute2f128_ps(a.high, b.high, 0x31)};
 }
 
 inline void interleave(Bits& even, Bits& odd) {
-  const auto both = [](__m256i a, __m256i b, bool high) {
-    return high ? _mm256_permute2x128_si256(a, b, 0x31) : _mm256_permute2x128_si256(a, b, 0x20);
-  };
-  const Bits fours = pair_first_fours(even, odd), others = pair_second_fours(even, odd);
-  even = {both(fours.low, others.low, false), both(fours.low, others.low, true)};
-  odd = {both(fours.high, others.high, false), both(fours.high, others.high, true)};
+  Floats fours = as_floats(pair_first_fours(even, odd)), others = as_floats(pair_second_fours(even, odd));
+  in_order(fours, others);
+  even = {(__m256i)fours.low, (__m256i)fours.high};
+  odd = {(__m256i)others.low, (__m256i)others.high};
 }
 
 // Products of `x` with the first `count` of 8 rows of `width` numbers, times `scale`.

@@ -18,7 +18,6 @@ constexpr int REGISTERS = 32;  // that hold a vector
 inline Floats all(float x) { return _mm512_set1_ps(x); }
 inline Bits all_bits(uint32_t x) { return _mm512_set1_epi32(int(x)); }
 inline Floats as_floats(Bits x) { return _mm512_castsi512_ps(x); }
-inline Bits as_bits(Floats x) { return _mm512_castps_si512(x); }
 
 inline Bits load_bits(const void* from) { return _mm512_loadu_si512(from); }
 inline void store_bits(void* to, Bits x) { _mm512_storeu_si512(to, x); }
