@@ -67,6 +67,7 @@ BROKEN = {
     '{"reference": " ", "response": "x"}': "none empty, got ' '",
     '{"reference": "5", "response": null}': "field 'response' must be a string, got None",
     "[" * 100_000: "not JSON",
+    '{"reference": "5", "response": "5", "response": "6"}': "the key 'response' appears twice in one object",
 }
 
 
@@ -76,7 +77,7 @@ def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path) -> None:
     source.write_text(good + "".join(f"{line}\n{good}" for line in BROKEN))
     summary = verify_file(source, output, workers=1)
     rows = [json.loads(text) for text in output.read_text().splitlines()]
-    assert (summary.total, summary.correct, summary.not_judged) == (21, 11, 10)
+    assert (summary.total, summary.correct, summary.not_judged) == (23, 12, 11)
     assert all((row["id"], row["correct"]) == ("a", True) for row in rows[::2])
     for place, message in enumerate(BROKEN.values()):
         row, told = rows[2 * place + 1], summary.broken[place]

@@ -16,6 +16,7 @@ from typing import Any
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.paths import DATA_FILES
+from magicrl_verifiers.records import RepeatedKey, unique_keys
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,24 +188,12 @@ def _as_row(record: Any, index: int, where: str) -> Row | BadRow:
     return Row(index=index, where=where, record=record)
 
 
-class _Twice(Exception):
-    """Raised for an object with a repeated key, of which Python would keep the last value."""
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object whose keys appear once."""
-    record = dict(pairs)
-    if len(record) < len(pairs):
-        raise _Twice(next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number])))
-    return record
-
-
 def _parse(text: str, where: str, remedy: str, *, many_lines: bool = False) -> Any:
     """Return the JSON value of a line, or of a file of many lines."""
     try:
-        return json.loads(text, object_pairs_hook=_once)
-    except _Twice as error:
-        raise ValueError(f"{where}: the key {str(error)!r} appears twice in one object; remove one of them") from None
+        return json.loads(text, object_pairs_hook=unique_keys)
+    except RepeatedKey as error:
+        raise ValueError(f"{where}: {error}") from None
     except json.JSONDecodeError as error:
         place = f"{where}, line {error.lineno}" if many_lines else where
         raise ValueError(f"{place}: broken JSON at column {error.colno} ({error.msg}); {remedy}") from None

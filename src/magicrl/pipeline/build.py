@@ -51,7 +51,8 @@ def run_pipeline(config: PipelineConfig, *, output: Path, watcher: Watcher) -> N
 
     Raises:
         RecipeError: A setting cannot be used (names its key).
-        ValueError: A source or part cannot be read or written, or another process writes the folder.
+        ValueError: A source or part cannot be read or written, another process writes the folder, or it holds a run
+            of other sources.
     """
     context = Context(
         output=output.resolve(),
@@ -61,6 +62,7 @@ def run_pipeline(config: PipelineConfig, *, output: Path, watcher: Watcher) -> N
     )
     check_needs(config, context.output)
     with only_writer(output, wait=False), told_when_full(output):
+        _check_same_run(config, output)
         # before the first step, so that a killed run can still be identified
         write_atomically(output / SETTINGS, to_toml(config))
         belonging = {"sources": [source.label for source in config.sources], "steps": config.step_names()}
@@ -70,6 +72,19 @@ def run_pipeline(config: PipelineConfig, *, output: Path, watcher: Watcher) -> N
             with under(f"steps.{number}"):
                 parts = run_step(make_step(settings, config), name, parts, context)
             _check_kept(f"the step {name!r}", parts, StepFolder(context.output / name))
+
+
+def _check_same_run(config: PipelineConfig, output: Path) -> None:
+    """Raise ValueError if the folder holds a run that shares no source with this one, whose results would be lost."""
+    if not (output / "run.json").is_file():
+        return
+    # version 0.1 did not record them
+    former = json.loads((output / "run.json").read_text(encoding="utf-8")).get("sources")
+    if former and {*former}.isdisjoint(source.label for source in config.sources):
+        raise ValueError(
+            f"{output} holds a run of other sources ({', '.join(former)}), which this run would replace; choose "
+            "another --output, or delete the folder"
+        )
 
 
 def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[Part]:

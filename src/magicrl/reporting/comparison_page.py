@@ -282,9 +282,9 @@ def _runs(variants: Sequence[Variant], labels: Mapping[Path, str]) -> PageBlock 
 
     def final_test(run: RecordedRun, set_name: str) -> str:
         evaluation = run.evaluation("after", set_name)
-        if evaluation is None or not (scores := evaluation.temperatures):
+        if evaluation is None or (at := run.training_temperature(evaluation)) is None:
             return "–"
-        last = scores[max(scores)]
+        last = evaluation.temperatures[at]
         return REWARD.value(last.reward.mean) if last.reward else ACCURACY.value(last.accuracy.mean)
 
     for slot, variant in enumerate(variants):

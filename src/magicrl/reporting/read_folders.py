@@ -207,6 +207,14 @@ class RecordedRun:
         """The measure of success in training: accuracy or mean reward."""
         return measure_of(self.metrics)
 
+    def training_temperature(self, *evaluations: SetEvaluation) -> float | None:
+        """Return the temperature of training's end, if an evaluation has it; else the highest that one has."""
+        measured = {t for evaluation in evaluations for t in evaluation.temperatures}
+        stages = cast("list[Mapping[str, Any]]", self.config.get("stages") or [])
+        rollout = cast("Mapping[str, Any]", self.config.get("rollout") or {})
+        trained: float = {"temperature": 1.0, **rollout, **(stages[-1] if stages else {})}["temperature"]
+        return trained if trained in measured else max(measured, default=None)
+
     @property
     def stages(self) -> list[tuple[int, int, int, int | None]]:
         """Number, first and last step, and T (None if it was not recorded) of each stage of the recorded steps."""

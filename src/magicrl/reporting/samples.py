@@ -180,7 +180,9 @@ def variant_browsers(variants: Sequence[Variant]) -> list[dict[str, Any]]:
             (label, evaluation) for label, evaluation in found if evaluation is not None and evaluation.samples
         ]
         shown = available[: MOST_VARIANTS + 1]
-        problems = _in_columns([evaluation for _, evaluation in shown])
+        evaluations = [evaluation for _, evaluation in shown]
+        at = variants[0].runs[0].training_temperature(*evaluations)
+        problems = _in_columns(evaluations, 1.0 if at is None else at)
         if len(shown) > 1 and problems:
             note = "Responses of the first evaluated run of each variant, at the temperature of training."
             if len(available) > len(shown):
@@ -189,9 +191,8 @@ def variant_browsers(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     return browsers
 
 
-def _in_columns(evaluations: Sequence[SetEvaluation]) -> list[BrowsedProblem]:
+def _in_columns(evaluations: Sequence[SetEvaluation], at: float) -> list[BrowsedProblem]:
     tables = [_problems_of(evaluation) for evaluation in evaluations]
-    at = max((t for evaluation in evaluations for t in evaluation.temperatures), default=1.0)
     found: list[BrowsedProblem] = []
     for key in dict.fromkeys(key for table in tables for key in table):
         problem = next(table[key] for table in tables if key in table)

@@ -60,6 +60,8 @@ class Comparison:
         """The measure of the scores: accuracy or mean reward."""
         self.pairs = tuple(ScorePair(t, old.get(t), new.get(t), self.measure) for t in sorted({*old, *new}))
         """One pair per temperature, ascending."""
+        tested = self.after or self.before
+        self.training_temperature = None if tested is None else run.training_temperature(tested)
 
     @property
     def initial_best(self) -> tuple[float, Interval] | None:
@@ -69,12 +71,6 @@ class Comparison:
         """
         found = [(p.temperature, score) for p in self.pairs if (score := p.scores[0]) is not None]
         return max(found, key=lambda item: item[1].mean, default=None)
-
-    @property
-    def training_temperature(self) -> float | None:
-        """The highest measured temperature (after training, if available): in every preset that of training."""
-        evaluation = self.after or self.before
-        return max(evaluation.temperatures, default=None) if evaluation is not None else None
 
     def rise_over_best(self, after_temperature: float | None) -> tuple[Interval, Interval] | None:
         """Return the score at ``after_temperature`` after training, and its rise over ``initial_best``."""

@@ -299,6 +299,20 @@ def test_only_one_process_writes_a_run(pipeline: dict[str, Any], run: Any) -> No
         run(pipeline)
 
 
+def test_a_run_of_other_sources_is_not_replaced(pipeline: dict[str, Any], run: Any) -> None:
+    run(pipeline)
+    files = run.files()
+    other = {**pipeline["sources"][0], "name": "other"}
+    with pytest.raises(ValueError, match=r"holds a run of other sources \(a, b\)"):
+        run({**pipeline, "sources": [other], "steps": []})
+    assert run.files() == files
+    settings = (run.output / "pipeline.toml").read_bytes()
+    run({**pipeline, "sources": [pipeline["sources"][0], other], "steps": []})  # one source is the same
+    assert (run.output / "pipeline.toml").read_bytes() != settings
+    (run.output / "run.json").write_text("{}")  # of version 0.1
+    run({**pipeline, "sources": [other], "steps": []})
+
+
 def test_errors_of_settings_name_their_place(pipeline: dict[str, Any], run: Any) -> None:
     with pytest.raises(RecipeError, match=r"sources\.1\.path: .*none\.jsonl: no such file"):
         run({**pipeline, "sources": [pipeline["sources"][0], {"path": "none.jsonl"}]})

@@ -55,6 +55,20 @@ def test_the_rise_is_paired_by_problem_where_the_shares_are_told() -> None:
     assert wide.low < alone.low, "two problems of one template are one observation"
 
 
+def test_the_temperature_of_training_is_the_recipe_s(run_folder: Path) -> None:
+    config = run_folder / "config.toml"
+    for text, at in (
+        ("", 1.0),
+        ("[rollout]\ntemperature = 0.6", 0.6),
+        ("[rollout]\ntemperature = 0.6\n[[stages]]\ntemperature = 1.0\n[[stages]]\ntemperature = 0.0", 0.0),
+        ("[rollout]\ntemperature = 0.6\n[[stages]]\nmax_tokens = 8", 0.6),
+        ("[rollout]\ntemperature = 0.7", 1.0),  # not measured
+    ):
+        config.write_text(text)
+        (comparison,) = comparisons(read_run(run_folder))
+        assert comparison.training_temperature == at, text
+
+
 def test_a_run_without_its_after_has_no_rise(run_folder: Path) -> None:
     (run_folder / "evaluations" / "after.json").unlink()
     (comparison,) = comparisons(read_run(run_folder))

@@ -24,7 +24,17 @@ from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeV
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite, tests_object
 from magicrl_verifiers.judge_settings import JudgeSettings
-from magicrl_verifiers.records import Extract, JudgeOptions, Outcome, Problem, Reasoning, Verdict, VerifierService
+from magicrl_verifiers.records import (
+    Extract,
+    JudgeOptions,
+    Outcome,
+    Problem,
+    Reasoning,
+    RepeatedKey,
+    Verdict,
+    VerifierService,
+    unique_keys,
+)
 from magicrl_verifiers.service import VerifierPool
 from magicrl_verifiers.table import VerifierSpec, verifier_spec
 from magicrl_verifiers.workers import Ticket
@@ -82,7 +92,7 @@ def judge_file(
     """Judge every line of ``input`` with a pool that is warm; ``output`` appears whole when all are judged.
 
     Until then ``<output>.part`` grows. Blank lines are skipped. `check_file` comes first. ``row`` gives the fields of
-    an output line after its id, also for the plain verdict on a line that cannot be read.
+    an output line after ``id`` and ``correct``, also for the plain verdict on a line that cannot be read.
     """
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
@@ -96,11 +106,12 @@ def judge_file(
         if isinstance(found, ValueError):
             broken.append(str(found))
             verdict = Verdict(outcome=Outcome.NOT_JUDGED, status=BROKEN_LINE, reason=str(found))
-            told = {"id": name, **row(verdict), "reason": verdict.reason}
+            fields = {**row(verdict), "reason": verdict.reason}
         else:
             (verdict,) = pool.result(found)
-            told = {"id": name, **row(verdict)}
-        file.write(json.dumps(told) + "\n")
+            fields = row(verdict)
+        correct = None if verdict.outcome is Outcome.NOT_JUDGED else verdict.correct
+        file.write(json.dumps({"id": name, "correct": correct, **fields}) + "\n")
         file.flush()
         outcomes[verdict.outcome] += 1
         scores.extend([] if verdict.score is None else [verdict.score])
@@ -248,13 +259,16 @@ def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError
                 continue
             place, name = f"{path}:{number}", number
             try:
-                found = json.loads(raw.decode("utf-8-sig"))  # some editors write a byte order mark
+                # some editors write a byte order mark
+                found = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=unique_keys)
                 if isinstance(found, dict):
                     name = found.get("id", number)
                 else:
                     found = ValueError(f"{place}: expected an object, got {type(found).__name__}")
             except UnicodeDecodeError as error:
                 found = ValueError(f"{place}: not UTF-8 at byte {error.start}")
+            except RepeatedKey as error:
+                found = ValueError(f"{place}: {error}")
             except (ValueError, RecursionError) as error:
                 found = ValueError(f"{place}: not JSON: {error}")
             yield name, place, found
@@ -309,7 +323,6 @@ def _number_text(value: Any) -> Any:
 def _row(verdict: Verdict) -> dict[str, Any]:
     graded = {} if verdict.score is None else {"score": verdict.score, "metrics": dict(verdict.metrics)}
     return {
-        "correct": None if verdict.outcome is Outcome.NOT_JUDGED else verdict.correct,
         "status": verdict.status,
         "extracted": verdict.extracted,
         "decided_by": verdict.decided_by,
@@ -368,7 +381,6 @@ def verify_code_file(
 def _code_row(explain: bool, verdict: Verdict) -> dict[str, Any]:
     passed, total = (verdict.passed, verdict.total) if isinstance(verdict, CodeVerdict) else (0, 0)
     row: dict[str, Any] = {
-        "correct": None if verdict.outcome is Outcome.NOT_JUDGED else verdict.correct,
         "status": verdict.status,
         "passed": passed,
         "total": total,

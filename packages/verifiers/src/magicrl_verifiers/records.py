@@ -40,6 +40,23 @@ def check_seconds(name: str, value: float) -> None:
         raise ValueError(f"{name} must be positive seconds, at most 86400 (a day), got {value}")
 
 
+class RepeatedKey(ValueError):
+    """A JSON object with a repeated key, of which Python would keep the last value."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a JSON object whose keys appear once (``object_pairs_hook`` of `json.loads`).
+
+    Raises:
+        RepeatedKey: a key appears twice.
+    """
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        key = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise RepeatedKey(f"the key {key!r} appears twice in one object; remove one of them")
+    return record
+
+
 def plain_typography(text: str) -> str:
     """Return ``text`` in the characters that a keyboard would give, case and whitespace as they are.
 
