@@ -333,6 +333,10 @@ def overlong_penalty(lengths_N: Tensor, limits_N: Tensor, buffer: int) -> Tensor
     return ((limits_N - buffer - lengths_N) / buffer).clamp(-1.0, 0.0)
 
 
+class AdvantageError(ValueError):
+    """What an advantage function returned is not a finite number per response."""
+
+
 def scored_advantages(
     groups: Sequence[ScoredGroup],
     *,
@@ -382,7 +386,7 @@ def scored_advantages(
     found = _as_numbers(advantage(inputs), sum(sizes))
     # The values of non-members are arbitrary until `given` sets them to 0.
     if found.shape != (sum(sizes),) or not bool(found[inputs.members_N].isfinite().all()):
-        raise ValueError(f"an advantage must return {sum(sizes)} finite numbers, one per response; got {found}")
+        raise AdvantageError(f"an advantage must return {sum(sizes)} finite numbers, one per response; got {found}")
     return [part.numpy() for part in torch.split(inputs.given(found), sizes)]
 
 
@@ -392,7 +396,7 @@ def _as_numbers(returned: object, responses: int) -> Tensor:
         return torch.as_tensor(returned, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
         kind = type(returned).__name__
-        raise ValueError(
+        raise AdvantageError(
             f"an advantage must return {responses} numbers, one per response, as a tensor, an array or a list; got "
             f"{kind} ({returned!r:.60})"
         ) from None

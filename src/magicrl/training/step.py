@@ -21,6 +21,7 @@ from torch import Tensor
 
 from magicrl.algorithms.advantages import (
     Advantage,
+    AdvantageError,
     AdvantageMask,
     MinibatchMode,
     Rejection,
@@ -51,7 +52,6 @@ from magicrl.records import (
     TrainBatch,
     TrainSample,
 )
-from magicrl.registry import is_builtin
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
@@ -255,10 +255,7 @@ class Trainer:
                 k=algorithm.advantage_k,
                 overlong_buffer=algorithm.overlong_buffer,
             )
-        except ValueError as error:
-            # an error of the advantage's own code is shown with its line
-            if is_builtin("advantage", algorithm.advantage) or not str(error).startswith("an advantage must return"):
-                raise
+        except AdvantageError as error:
             raise ValueError(f"algorithm.advantage = {algorithm.advantage!r}: {error}") from error
         if not samples:
             return []
