@@ -15,20 +15,20 @@ from typing import Any
 
 from benchmarks.shared import FIGURES, document, rounded, with_tcmalloc, write_case
 from benchmarks.speed import learner_cases, learner_speed, rollout_speed
-from benchmarks.speed.measure import chosen, speed_parser, timed
+from benchmarks.speed.measure import Turn, chosen, more_if_brief, speed_parser, timed
 from benchmarks.speed.models import SMOLLM2, TINY
 
-DECODED = {case.name: case for case in rollout_speed.CASES}
-UPDATED = {case.name: case for case in learner_cases.CASES}
+DECODED = {case.name: rollout_speed.runnable(case) for case in rollout_speed.CASES}
+DTYPE = DECODED["smollm2-equal"].dtype
+UPDATED = {case.name: replace(case, dtype=DTYPE) for case in learner_cases.CASES if case.dtype == "bfloat16"}
 CASES = {
-    "SmolLM2-135M, bfloat16": (DECODED["smollm2-equal"], UPDATED["bf16-equal"]),
-    "SmolLM2-135M, bfloat16, long tail": (DECODED["smollm2-long-tail"], UPDATED["bf16-long-tail"]),
+    f"SmolLM2-135M, {DTYPE}": (DECODED["smollm2-equal"], UPDATED["bf16-equal"]),
+    f"SmolLM2-135M, {DTYPE}, long tail": (DECODED["smollm2-long-tail"], UPDATED["bf16-long-tail"]),
     "quickstart, float32": (
         DECODED["tiny-equal"],
-        replace(UPDATED["fp32-equal"], model=TINY, prompts=16, samples=8, prompt_tokens=11, tokens=64),
+        replace(UPDATED["bf16-equal"], model=TINY, dtype="float32", prompts=16, samples=8, prompt_tokens=11, tokens=64),
     ),
-}
-"""Cases of decoding and of an update, by label."""
+}  # (decoding, update) by label
 
 
 def cost(make: Callable[[bool], Callable[[], Any]], repetitions: int) -> dict[str, float]:
@@ -37,9 +37,9 @@ def cost(make: Callable[[bool], Callable[[], Any]], repetitions: int) -> dict[st
     for run in sides.values():
         timed(run, 1)  # kernels are prepared here
     times: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(repetitions):
+    for turn in more_if_brief([Turn(threads=1)] * repetitions, lambda: max(found[-1] for found in times.values())):
         for name, run in sides.items():
-            times[name].append(timed(run, 1)[0].cpu)
+            times[name].append(timed(run, turn.threads)[0].cpu)
     found = {name: rounded(statistics.median(seconds)) for name, seconds in times.items()}
     return {**found, "ratio": rounded(found["exact_s"] / found["plain_s"])}
 
@@ -52,9 +52,7 @@ def main() -> None:
             continue
         result = {
             "decode": cost(lambda exact, case=decoded: rollout_speed.Ours(case, exact=exact), arguments.repetitions),
-            "update": cost(
-                lambda exact, case=updated: learner_speed.Ours(case, exact=exact).update, arguments.repetitions
-            ),
+            "update": cost(lambda e, case=updated: learner_speed.Ours(case, exact=e).update, arguments.repetitions),
         }
         print(label, {name: found["ratio"] for name, found in result.items()})
         write_case(arguments.output, head, label, result, list(CASES))

@@ -37,6 +37,7 @@ from benchmarks.speed.measure import (
     Times,
     Turn,
     chosen,
+    more_if_brief,
     plausible,
     ratio,
     speed_parser,
@@ -93,21 +94,15 @@ class Case:
 
 CASES = (
     Case(name="tiny-equal", model=TINY, dtype="float32", prompts=16, samples=8, prompt_tokens=11, tokens=64, rows=128),
-    Case(
-        name="smollm2-equal", model=SMOLLM2, dtype="bfloat16", prompts=8, samples=8, prompt_tokens=128, tokens=128,
-        rows=64,
-    ),
-    Case(
-        name="smollm2-long-tail", model=SMOLLM2, dtype="bfloat16", prompts=48, samples=1, prompt_tokens=32, tokens=160,
-        rows=24, median=32,
-    ),
+    Case(name="smollm2-equal", model=SMOLLM2, dtype="bfloat16", prompts=8, samples=8, prompt_tokens=128,
+         tokens=128, rows=64),
+    Case(name="smollm2-long-tail", model=SMOLLM2, dtype="bfloat16", prompts=48, samples=1, prompt_tokens=32,
+         tokens=160, rows=24, median=32),
 )  # fmt: skip
 QUICK = (
     Case(name="tiny-equal", model=TINY, dtype="float32", prompts=2, samples=2, prompt_tokens=5, tokens=6, rows=4),
-    Case(
-        name="tiny-long-tail", model=TINY, dtype="float32", prompts=6, samples=1, prompt_tokens=5, tokens=12,
-        rows=3, median=4,
-    ),
+    Case(name="tiny-long-tail", model=TINY, dtype="float32", prompts=6, samples=1, prompt_tokens=5, tokens=12,
+         rows=3, median=4),
 )  # fmt: skip
 
 
@@ -237,18 +232,13 @@ def case_before(path: Path, case: str, machine: Mapping[str, Any], *packages: st
     return {}
 
 
-def _first_run(peer: Peer, setting: str) -> None:
-    """Run once before the clock counts: a compiled setting compiles at the case's own lengths."""
-    peer(None if "compiled" in setting else 8)
-
-
 def tried_settings(case: Case) -> dict[str, Any]:
     """Return the CPU seconds of each of the peer's settings, from a second run in one thread, or its failure."""
     tried: dict[str, Any] = {}
     for name, make in PEERS.items():
         try:
             peer = make(case)
-            timed(lambda p=peer, n=name: _first_run(p, n), 1)
+            timed(lambda p=peer, n=name: p(None if "compiled" in n else 8), 1)  # compiles here
             spent, lengths = timed(peer, 1)
             assert (lengths == case.lengths()).all(), f"gave {lengths.sum()} tokens of {case.lengths().sum()}"
             tried[name] = rounded(spent.cpu)
@@ -257,21 +247,13 @@ def tried_settings(case: Case) -> dict[str, Any]:
     return tried
 
 
-BRIEF_TURNS = 12
-"""Further turns of a case that takes less than a second."""
-
 Side = Callable[[int | None], NDArray[np.int64]]  # gets the length limit and returns the lengths
 
 
 def in_turns(case: Case, sides: Mapping[str, Side], order: Sequence[Turn]) -> dict[str, dict[str, Any]]:
-    """Return every side's summary; the first side changes from turn to turn.
-
-    Runs of less than a second vary by a fifth, so that a brief case repeats its last turn.
-    """
+    """Return every side's summary; the first side changes from turn to turn."""
     times: dict[str, list[tuple[Turn, Times]]] = {name: [] for name in sides}
-    for number, turn in enumerate([*order, *[order[-1]] * BRIEF_TURNS]):
-        if number >= len(order) and max(found[-1][1].wall for found in times.values()) > 1:
-            break
+    for number, turn in enumerate(more_if_brief(order, lambda: max(found[-1][1].cpu for found in times.values()))):
         for name in sides if number % 2 == 0 else reversed(sides):
             # the warm-up need not be long
             spent, lengths = timed(lambda s=sides[name], t=turn: s(8 if t.warm_up else None), turn.threads)
@@ -285,7 +267,7 @@ def run_case(case: Case, order: Sequence[Turn], tried: Mapping[str, Any]) -> dic
     seconds = {name: value for name, value in tried.items() if isinstance(value, float)}
     setting = min(seconds, key=seconds.__getitem__)
     ours, peer = Ours(case), PEERS[setting](case)
-    timed(lambda: _first_run(peer, setting), 1)
+    timed(lambda: peer(None if "compiled" in setting else 8), 1)  # compiles here
     bound = FastestProducts(peer.model, ours.model)
     sides: dict[str, Side] = {"magicrl": ours, "transformers": peer}
     bounds = [bound_seconds(case, bound)]
