@@ -32,7 +32,10 @@ class Run:
         self.base = base
         self.output = base / "out"
 
-    def __call__(self, tree: dict[str, Any], watcher: Any = None) -> None:
+    def __call__(self, tree: dict[str, Any], watcher: Any = None, *, replace: bool = True) -> None:
+        """Run a pipeline, also in place of one of other sources unless ``replace`` is False."""
+        if replace:
+            (self.output / "run.json").unlink(missing_ok=True)
         context = counted_from(self.base / "pipeline.toml")
         config = PipelineConfig.model_validate({"workers": 1, **tree}, context=context)
         run_pipeline(config, output=self.output, watcher=watcher or Watcher())

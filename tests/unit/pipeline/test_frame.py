@@ -304,13 +304,13 @@ def test_a_run_of_other_sources_is_not_replaced(pipeline: dict[str, Any], run: A
     files = run.files()
     other = {**pipeline["sources"][0], "name": "other"}
     with pytest.raises(ValueError, match=r"holds a run of other sources \(a, b\)"):
-        run({**pipeline, "sources": [other], "steps": []})
+        run({**pipeline, "sources": [other], "steps": []}, replace=False)
     assert run.files() == files
     settings = (run.output / "pipeline.toml").read_bytes()
-    run({**pipeline, "sources": [pipeline["sources"][0], other], "steps": []})  # one source is the same
+    run({**pipeline, "sources": [pipeline["sources"][0], other], "steps": []}, replace=False)  # one is the same
     assert (run.output / "pipeline.toml").read_bytes() != settings
     (run.output / "run.json").write_text("{}")  # of version 0.1
-    run({**pipeline, "sources": [other], "steps": []})
+    run({**pipeline, "sources": [other], "steps": []}, replace=False)
 
 
 def test_errors_of_settings_name_their_place(pipeline: dict[str, Any], run: Any) -> None:
