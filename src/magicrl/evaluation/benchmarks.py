@@ -100,11 +100,6 @@ class BenchmarkSource:
         return str(self.path if self.path is not None else self.reference or hub)
 
 
-FILTERS = ("limit", "limit_seed")
-"""Options that leave out problems (`_read_all`), None if off. They are in the record of a job, and ``eval --run``
-compares them with those of earlier evaluations."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedBenchmark:
     """The problems of a benchmark, and their source."""
@@ -191,15 +186,13 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
     """
     known = asked.known
     window = options.days or (known.window if known is not None else None) or (None, None)
-    found, aside = _read_all(asked, options, window)
+    found, aside, left_out = _read_all(asked, options, window)
     if not found:
-        why = f": {aside[0]}" if aside else " (an empty file, or no problem in the window)"
-        raise ValueError(f"benchmark {asked.name}: no problem can be used{why}")
+        filters = [f"{name} = {options.filters[name]} leaves out {count}" for name, count in left_out.items()]
+        why = "; ".join([*filters, *aside[:1]]) or "an empty file, or no problem in the window"
+        raise ValueError(f"benchmark {asked.name}: no problem can be used: {why}")
     default = known.verifier if known is not None else GYM if asked.task is not None else "maths"
     problems = _finished(found, asked.name, options, default)
-    # a limit above the size of the set leaves out nothing
-    unused = ("limit", "limit_seed") if options.limit is not None and len(problems) < options.limit else ()
-    filtered = any(getattr(options, name) is not None for name in FILTERS if name not in unused)
     narrowed = known is not None and options.days not in (None, known.window)
     size = known.problems if known is not None and known.problems is not None else len(problems)
     from_hub = known if asked.path is None else None
@@ -213,26 +206,31 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
             **{name: getattr(from_hub, name, None) for name in ("subset", "split", "revision")},
             "licence": known.licence if known is not None else None,
             "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
-            **{name: getattr(options, name) for name in FILTERS},
+            **options.filters,
             "template_given": options.template is not None,
             "template": options.template or sorted({read.template for read in found}),
         },
-        whole=known is not None and len(problems) == size and not (aside or filtered or narrowed),
+        whole=known is not None and len(problems) == size and not (aside or left_out or narrowed),
     )
 
 
-def _read_all(asked: BenchmarkSource, options: EvaluationOptions, window: Window) -> tuple[list[Read], list[str]]:
-    """Return the records that the filters leave, with their own source, level and date, and what is unusable."""
+def _read_all(
+    asked: BenchmarkSource, options: EvaluationOptions, window: Window
+) -> tuple[list[Read], list[str], dict[str, int]]:
+    """Return the records that the filters leave, what is unusable, and the records that each filter left out."""
     if asked.task is not None:
-        if options.limit_seed is not None:
-            raise ValueError(
-                f"benchmark {asked.name}: limit_seed = {options.limit_seed} draws from a file, and a task of "
-                "reasoning_gym generates its problems; leave it out"
-            )
+        for name, value in options.filters.items():
+            if name != "limit" and value is not None:
+                raise ValueError(
+                    f"benchmark {asked.name}: {name} = {value} selects from a file, and a task of reasoning_gym "
+                    "generates its problems; leave it out"
+                )
         problems = gym_problems(asked.task, options.limit, stem=asked.name)
-        return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], []
+        return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], [], {}
     found: list[Read] = []
     aside: list[str] = []
+    left_out: Counter[str] = Counter()
+    levels = options.filters["levels"]
     first, last = window[0] or date.min, window[1] or date.max
     stem, fields = asked.name, FieldMapping.model_validate(options.columns)
     offer = "--field {field}={column}"
@@ -244,17 +242,23 @@ def _read_all(asked: BenchmarkSource, options: EvaluationOptions, window: Window
     for read in (read for place in _places(asked) for read in read_problems(place, reader)):
         if isinstance(read, Rejected):
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
-        elif read.date is None or first <= read.date <= last:
+        elif read.date is not None and not first <= read.date <= last:
+            continue
+        elif levels is not None and read.problem.level not in levels:
+            left_out["levels"] += 1
+        else:
             found.append(read)
         # the first problems do not need the rest of a large set; a random part does
         if options.limit_seed is None and options.limit is not None and len(found) == options.limit:
+            left_out["limit"] += 1
             break
     check_numbers(reader.numbers)
-    if options.limit_seed is None:
-        return found, aside
-    # a random part, in the order of the file
-    places = np.random.Generator(np.random.PCG64(options.limit_seed)).permutation(len(found))
-    return [found[place] for place in sorted(places[: options.limit])], aside
+    if options.limit_seed is not None and options.limit is not None and len(found) > options.limit:
+        left_out["limit"] += len(found) - options.limit
+        # a random part, in the order of the file
+        places = np.random.Generator(np.random.PCG64(options.limit_seed)).permutation(len(found))
+        found = [found[place] for place in sorted(places[: options.limit])]
+    return found, aside, left_out
 
 
 def _places(asked: BenchmarkSource) -> Iterator[Place]:

@@ -27,6 +27,8 @@ Counts = str | Sequence[int]
 """Numbers, or a text of numbers separated by commas."""
 Pairs = Mapping[str, Any] | Sequence[str]
 """Names and values, or texts ``NAME=VALUE``."""
+FILTERS = ("levels", "limit", "limit_seed")
+"""Options that leave out problems. ``eval --run`` compares them with those of earlier evaluations."""
 Window = tuple[date | None, date | None]
 """First and last day; None: no bound."""
 
@@ -125,6 +127,8 @@ class EvaluationOptions:
     """Turns of a response to an environment; a response that is not done then is truncated."""
     max_observation_tokens: int = 256
     """Tokens of one reply of an environment; a longer one is truncated."""
+    levels: Counts | None = None
+    """Only problems of these levels, e.g. 4,5."""
     limit: int | None = None
     """Number of problems of each benchmark, from the first on."""
     limit_seed: int | None = None
@@ -196,7 +200,7 @@ class EvaluationOptions:
             raise ValueError(f"--field {unknown[0]}=...: known are prompt, answer, id and level")
         # each of these refuses a wrong text before a model is loaded
         _ = self.part, self.days, self.engine_values, self.price, self.judging
-        _ = self.counts("pass_at"), self.counts("majority_at"), self.fresh
+        _ = self.counts("pass_at"), self.counts("majority_at"), self.fresh, self.counts("levels")
 
     @property
     def folder(self) -> Path:
@@ -241,6 +245,12 @@ class EvaluationOptions:
             workers=self.processes,
             time_limit=self.time_limit,
         )
+
+    @property
+    def filters(self) -> dict[str, Any]:
+        """Options that leave out problems, as in the record of a job; None if off."""
+        levels = self.counts("levels")
+        return {name: getattr(self, name) for name in FILTERS} | {"levels": levels and sorted({*levels})}
 
     @property
     def columns(self) -> dict[str, str]:
@@ -294,7 +304,7 @@ class EvaluationOptions:
             raise RecipeError(f"--engine-option {name}: in_process has no options; choose another --engine")
         return _pairs("--engine-option", self.engine_options, "NAME=VALUE")
 
-    def counts(self, name: Literal["pass_at", "majority_at", "fresh_limits"]) -> tuple[int, ...] | None:
+    def counts(self, name: Literal["pass_at", "majority_at", "fresh_limits", "levels"]) -> tuple[int, ...] | None:
         """Return the numbers of an option, ``"1,4"`` as ``(1, 4)``; None if it is not given."""
         given: Counts | None = getattr(self, name)
         if given is None or not isinstance(given, str):

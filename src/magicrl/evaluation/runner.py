@@ -13,11 +13,11 @@ from magicrl.config.loader import decisive
 from magicrl.config.verifier_schema import JUDGE_ACCESS
 from magicrl.data.sources import problems_fingerprint
 from magicrl.environments.base import environment_spec
-from magicrl.evaluation.benchmarks import FILTERS, LoadedBenchmark, load_benchmarks, prompts_not_trained_on
+from magicrl.evaluation.benchmarks import LoadedBenchmark, load_benchmarks, prompts_not_trained_on
 from magicrl.evaluation.comparison import read_benchmarks
 from magicrl.evaluation.engines import OpenedEngine, open_engine
 from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
-from magicrl.evaluation.options import EvaluationObserver, EvaluationOptions, JobCost, Price
+from magicrl.evaluation.options import FILTERS, EvaluationObserver, EvaluationOptions, JobCost, Price
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Incomplete, Meter, write_results
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow, differences

@@ -104,6 +104,7 @@ DIFFERENT: tuple[tuple[dict[str, Any], list[str]], ...] = (
     ({"top_p": 0.95}, ["sampling.top_p: was 1.0, is now 0.95"]),
     ({"top_k": 20}, ["sampling.top_k: was not set, is now 20"]),
     ({"reward": "maths"}, ["verifier: was exact, is now maths"]),
+    ({"levels": "2"}, ["levels: was None, is now [2]"]),
     ({"limit": 6}, []),  # this limit covers all problems
     ({"limit": 5, "limit_seed": 1}, ["limit: was None, is now 5", "limit_seed: was None, is now 1"]),
     ({"extract": "box"}, ["judging.extract: was lenient, is now box"]),
@@ -128,7 +129,8 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
 ) -> None:
     problems = unique_problems(make_family("running_sum", {}), seed=1, split="test", count=6)
     file = tmp_path / "sums.jsonl"
-    file.write_text("".join(json.dumps({"problem": p.prompt, "answer": p.references[0]}) + "\n" for p in problems))
+    records = [{"problem": p.prompt, "answer": p.references[0], "level": 1 + i % 2} for i, p in enumerate(problems)]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
     before, output = snapshot(finished), tmp_path / "eval"
     words = f"eval --run {finished} --follow --benchmark {file} --verifier exact --samples 2 --max-tokens 16"
     words += f" --threads 1 --workers 1 --output {output} --template"

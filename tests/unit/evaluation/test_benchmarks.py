@@ -142,12 +142,29 @@ def test_a_random_part_is_the_same_every_time_and_grows(tmp_path: Path) -> None:
         arguments(limit_seed=1)
 
 
+def test_levels_select_problems_before_the_limit(tmp_path: Path) -> None:
+    rows = [{"id": i, "problem": f"{i}?", "answer": i, "level": f"Level {i % 3 + 1}"} for i in range(30)]
+    file = write_lines(tmp_path / "mine.jsonl", rows)
+    assert [int(p.id) for p in load(str(file), levels="3")] == list(range(2, 30, 3))
+    assert [int(p.id) for p in load(str(file), levels=(3, 1), limit=4)] == [0, 2, 3, 5]
+    assert {int(p.id) % 3 for p in load(str(file), levels="2", limit=4, limit_seed=0)} == {1}
+    assert load_benchmark(parse_asked(str(file)), arguments(levels="3, 1")).facts["levels"] == [1, 3]
+    with pytest.raises(ValueError, match=r"no problem can be used: levels = \[4\] leaves out 30"):
+        load(str(file), levels="4")
+    with pytest.raises(ValueError, match=r"--levels 1-3: give whole numbers separated by commas"):
+        arguments(levels="1-3")
+
+
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
     assert load_benchmark(parse_asked(f"aime24={file}"), arguments()).whole
     assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=10)).whole
     assert load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=31, limit_seed=0)).whole
     assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(window="2024-01-01..")).whole
+    levels = write_lines(tmp_path / "levels.jsonl", [{"problem": f"{i}?", "answer": i, "level": 1} for i in range(30)])
+    assert load_benchmark(parse_asked(f"aime24={levels}"), arguments(levels="1")).whole
+    levels.write_text(levels.read_text() + '{"problem": "?", "answer": 1, "level": 2}\n')
+    assert not load_benchmark(parse_asked(f"aime24={levels}"), arguments(levels="1")).whole
     assert not load_benchmark(parse_asked(str(file)), arguments()).whole
     longer = write_lines(tmp_path / "longer.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(40)])
     assert not load_benchmark(parse_asked(f"aime24={longer}"), arguments(limit=30)).whole
@@ -350,8 +367,10 @@ def test_without_the_extra_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)  # simulates a missing installation
     asked = parse_asked("reasoning_gym/leg_counting")
     assert asked.name == "reasoning_gym-leg_counting"
-    with pytest.raises(ValueError, match="limit_seed = 3 draws from a file, and a task of reasoning_gym generates"):
+    with pytest.raises(ValueError, match="limit_seed = 3 selects from a file, and a task of reasoning_gym generates"):
         load_benchmark(asked, arguments(limit=2, limit_seed=3))
+    with pytest.raises(ValueError, match=r"levels = \[1\] selects from a file"):
+        load_benchmark(asked, arguments(levels="1"))
     with pytest.raises(RecipeError, match=r"pip install 'magicrl\[gym\]'"):
         load_benchmark(asked, arguments())
 
