@@ -29,7 +29,19 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from magicrl.models.attention import EXACT, PLAIN
-from magicrl.models.cpu_kernels import LANES, can_multiply, gated, has_both, multiply, normalised, packed_weight, rotate
+from magicrl.models.cpu_kernels import (
+    FEW_ROWS,
+    LANES,
+    can_multiply,
+    can_multiply_rows,
+    gated,
+    has_both,
+    multiply,
+    multiply_rows,
+    normalised,
+    packed_weight,
+    rotate,
+)
 from magicrl.models.exact import ExactLinear
 from magicrl.models.head import Float32Head
 from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
@@ -85,6 +97,7 @@ class JoinedLinear:
         self._copies = self._multiplies or self._packs or (self._float32 and not first.is_cuda)
         self._bias = _joined(given) if given else None
         self._weight = first if self._copies else _joined(self._sources)
+        self._by_rows = not (exact or self._copies) and can_multiply_rows(self._weight)
         self.version = -1
 
     @property
@@ -112,6 +125,8 @@ class JoinedLinear:
         if self._float32:
             logits = float32_product(x.float() if self._copies else x, self._weight)
             return logits if self._bias is None else logits + self._bias
+        if self._by_rows and len(x) <= FEW_ROWS:
+            return multiply_rows(x, self._weight, self._bias)
         return linear_product(x, self._weight, self._bias)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:

@@ -363,6 +363,37 @@ def test_a_products_rows_are_their_own() -> None:
 
 
 @served
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 63, 128])
+@pytest.mark.parametrize(("width", "columns"), [(16, 4), (48, 1204), (4096, 24)])
+def test_float32_products_of_few_rows(rows: int, width: int, columns: int) -> None:
+    x, weight, bias = torch.randn(rows, width), torch.randn(columns, width), torch.randn(columns)
+    plain = x.double() @ weight.double().T
+    found = cpu_kernels.multiply_rows(x, weight)
+    torch.testing.assert_close(found.double(), plain, rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(cpu_kernels.multiply_rows(x, weight, bias).double(), plain + bias, rtol=1e-5, atol=1e-3)
+    spread = torch.stack((x, x), dim=2)[..., 0]  # numbers of a row do not follow each other
+    assert torch.equal(cpu_kernels.multiply_rows(spread, weight), found)
+    assert torch.equal(cpu_kernels.multiply_rows(x[-1:], weight), found[-1:]), "a row is its own"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert torch.equal(cpu_kernels.multiply_rows(x, weight), found)
+    finally:
+        torch.set_num_threads(threads)
+
+
+@served
+def test_weights_whose_products_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_kernels.library() is not None  # compiled with this processor's instructions, before others are named
+    monkeypatch.setattr(cpu_kernels, "_instructions", lambda: cpu_kernels._AVX2)
+    weights = [torch.zeros(*shape) for shape in ((60, 48), (61, 48), (60, 40))]
+    weights += [torch.zeros(60, 48, dtype=BF16), torch.zeros(60, 96)[:, ::2]]
+    assert [cpu_kernels.can_multiply_rows(weight) for weight in weights] == [True, *[False] * 4]
+    monkeypatch.setattr(cpu_kernels, "_instructions", lambda: cpu_kernels._AVX512)
+    assert not cpu_kernels.can_multiply_rows(weights[0])
+
+
+@served
 def test_weights_that_are_not_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu_kernels.library() is not None  # compiled with this processor's instructions, before others are named
     monkeypatch.setattr(cpu_kernels, "_instructions", lambda: ("avx512_bf16",))

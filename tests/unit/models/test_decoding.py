@@ -118,6 +118,28 @@ def test_bfloat16_products_are_magicrls(exact: bool, monkeypatch: pytest.MonkeyP
     assert float((found - expected).abs().mean()) < 0.02 * float(expected.abs().max())
 
 
+@served
+@pytest.mark.parametrize("exact", [False, True])
+def test_float32_products_of_few_rows_are_magicrls(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cpu_kernels.library() is not None
+    monkeypatch.setattr(cpu_kernels, "_instructions", lambda: cpu_kernels._AVX2)
+    spy = Mock(wraps=cpu_kernels.multiply_rows)
+    monkeypatch.setattr(decoding, "multiply_rows", spy)
+    model = made(LlamaConfig(**WIDE), torch.float32)
+    if exact:
+        use_exact(model)
+    found, expected = both(model, fused_decoder(model))
+    assert spy.call_count == (0 if exact else 4 * model.config.num_hidden_layers + 1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    layers = [torch.nn.Linear(64, 32) for _ in range(2)]
+    product = decoding.JoinedLinear(layers, exact=exact)
+    for rows in (cpu_kernels.FEW_ROWS, cpu_kernels.FEW_ROWS + 1):
+        spy.reset_mock()
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(product(x), torch.cat([layer(x) for layer in layers], dim=1))
+        assert spy.call_count == (rows == cpu_kernels.FEW_ROWS and not exact)
+
+
 @multiplied
 def test_a_product_that_is_magicrls_follows_its_weights() -> None:
     layers = [torch.nn.Linear(64, 32, dtype=torch.bfloat16) for _ in range(2)]
