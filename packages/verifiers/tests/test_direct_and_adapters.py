@@ -33,6 +33,15 @@ def test_one_answer_or_program_is_judged() -> None:
     assert verify_code(TESTS, "while True: pass", time_limit=0.3).status == "time_limit"
 
 
+@pytest.mark.parametrize(
+    ("reference", "response", "name"),
+    [(5, "5", "reference must be text, got 5"), (["4", 5], "5", "reference must"), ("5", 5, "response must be text")],
+)
+def test_what_is_no_text_is_the_callers_mistake(reference: Any, response: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        verify_maths(reference, response)
+
+
 def test_a_trl_reward_reads_columns_and_leaves_out_what_is_not_judged() -> None:
     reward = reward_function("maths", reference="solution", extract="lenient", workers=1)
     chat = [[{"role": "assistant", "content": text}] for text in ("5", "6")]

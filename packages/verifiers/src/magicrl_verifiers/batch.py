@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -568,6 +568,7 @@ def verify_maths(
         time_limit: CPU seconds.
 
     Raises:
+        TypeError: a reference or the response is no text.
         ValueError: no reference.
         RuntimeError: no worker can be started on this machine.
 
@@ -575,7 +576,11 @@ def verify_maths(
         >>> verify_maths("1/2", r"It is \boxed{0.5}.").correct
         True
     """
-    references = (reference,) if isinstance(reference, str) else tuple(reference)
+    given: Any = reference
+    references = (given,) if isinstance(given, str | bytes) or not isinstance(given, Iterable) else tuple(given)
+    for name, text in (*(("reference", one) for one in references), ("response", response)):
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be text, got {text!r:.60}")
     problem = Problem(id="direct", prompt="", references=references, verifier="maths", source="direct")
     (verdict,) = _maths_pool(reasoning, extract, time_limit).judge(problem, [response])
     return verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,7 @@ def test_values(found: Any, wanted: Any, tolerance: float | None, strict: bool, 
         ({"inputs": ["1"], "outputs": ["1"], "interactive": True}, "interactive problems are not supported"),
         ({"inputs": ["1"], "outputs": ["1"], "time_limit": -1}, "time_limit"),
         ({"inputs": ["1"], "outputs": ["1"], "float_tolerance": "x"}, "float_tolerance"),
+        ({"inputs": ["1"], "outputs": ["1"], "float_tolerance": math.inf}, "float_tolerance"),
         ("{", "not JSON"),
         (7, "object"),
     ],

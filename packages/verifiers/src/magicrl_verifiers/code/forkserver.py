@@ -308,11 +308,14 @@ def _judge(request: dict[str, Any]) -> None:
         exec(code, namespace)
     function = namespace.get("check")
     try:
-        accepted = function(*inputs) if callable(function) else namespace["sat"](inputs[1])
+        if callable(function):
+            accepted = function(*inputs)
+        elif (accepted := namespace["sat"](inputs[1])) is not None:
+            accepted = bool(accepted)  # a puzzle may return any value
     except (NameError, ImportError) as error:
         _explain(error)
         os._exit(EXIT_CHECKER_BROKEN if _own_mistake(error) else 1)
-    if accepted is not None:
+    if accepted in (True, False):  # None, a score or a text is no verdict
         values.write_all(SLOTS["result"], b"yes" if accepted else b"no")
 
 

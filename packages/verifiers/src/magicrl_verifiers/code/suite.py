@@ -457,7 +457,8 @@ def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
             fields["float_tolerance"] = compare.get("tol", compare.get("tolerance"))
         if compare.get("kind") == "inplace" and fields["in_place"] is None:
             fields["in_place"] = compare.get("arg", 0)
-    tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and v >= 0, "a number of at least 0")
+    valid = "a finite number of at least 0"
+    tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and 0 <= v < math.inf, valid)
     return tolerance, _given(fields, "in_place", lambda v: type(v) is int and v >= 0, "the index of an argument")
 
 
