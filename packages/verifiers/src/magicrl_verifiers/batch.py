@@ -577,7 +577,8 @@ def verify_maths(
         True
     """
     given: Any = reference
-    references = (given,) if isinstance(given, str | bytes) or not isinstance(given, Iterable) else tuple(given)
+    single = isinstance(given, str | bytes) or not isinstance(given, Iterable)
+    references: tuple[Any, ...] = (given,) if single else tuple(given)
     for name, text in (*(("reference", one) for one in references), ("response", response)):
         if not isinstance(text, str):
             raise TypeError(f"{name} must be text, got {text!r:.60}")
