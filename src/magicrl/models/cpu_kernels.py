@@ -33,7 +33,7 @@ from torch import Tensor
 from magicrl.models.products import product
 
 _SOURCES = Path(__file__).with_name("kernels")
-_AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
+_AVX512 = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _AMX = ("amx_tile", "amx_bf16")
 _AVX2 = ("avx2", "fma")
 _SETS = ((*_AVX512, *_AMX), _AVX512, _AVX2)  # of a processor's instructions; the first that it has is used

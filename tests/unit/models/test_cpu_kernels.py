@@ -328,6 +328,14 @@ def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
     torch.testing.assert_close(found.double(), 0.3 * expected, rtol=2**-7, atol=1e-6)
 
 
+@served
+@pytest.mark.parametrize("names", EVERY_SET, ids=lambda names: names[-1])
+def test_the_kernels_compile_for_every_processor(names: tuple[str, ...], tmp_path: Path) -> None:
+    """Check also sets of instructions that this processor lacks: there, training would go on with torch, slower."""
+    units = [f"-m{name.replace('_', '-' if name in cpu_kernels._AMX else '')}" for name in names]
+    assert cpu_kernels._compiled(tmp_path, ("-O0", *cpu_kernels._FLAGS[1:], *units)).is_file()
+
+
 @multiplied
 @pytest.mark.parametrize("rows", [1, 5, 12, 13, 31])
 def test_products_are_rounded_once(rows: int) -> None:
@@ -485,11 +493,11 @@ class TestMaking:
             ("avx2 fma avx512f amx_tile amx_bf16", "avx2 fma"),
             (
                 "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile",
-                "avx512f avx512bw avx512vl avx512dq avx512_bf16",
+                "fma avx512f avx512bw avx512vl avx512dq avx512_bf16",
             ),
             (
                 "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
-                "avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
+                "fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
             ),
         ],
     )

@@ -31,7 +31,8 @@ constexpr int WIDE = 4, ROWS_BYTES = 24 << 10, BLOCK_BYTES = 200 << 10;
 
 // Products of `rows`, from 1 to R, of x with WIDE rows of the weight.
 template <int R>
-[[gnu::always_inline]] inline void dots(float* out, int64_t columns, const float* x, const float* weight, int64_t width, int64_t rows) {
+[[gnu::always_inline]] inline void dots(float* out, int64_t columns, const float* x, const float* weight,
+                                        int64_t width, int64_t rows) {
   if constexpr (R > 1)
     if (rows < R) return dots<R - 1>(out, columns, x, weight, width, rows);
   __m256 sum[R][WIDE] = {};
