@@ -202,9 +202,14 @@ def _instructions() -> tuple[str, ...]:
     raise RuntimeError(f"the processor lacks {', '.join(name for name in _AVX2 if name not in flags)}")
 
 
+def _units(names: tuple[str, ...]) -> list[str]:
+    """Return the compiler's options for these instructions."""
+    return [f"-m{name.replace('_', '-' if name in _AMX else '')}" for name in names]
+
+
 def _loaded() -> ctypes.CDLL:
     """Load the kernels. Raises ``OSError``, ``RuntimeError`` or ``SubprocessError`` if that is impossible."""
-    options = (*_FLAGS, *(f"-m{name.replace('_', '-' if name in _AMX else '')}" for name in _instructions()))
+    options = (*_FLAGS, *_units(_instructions()))
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "magicrl" / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True)

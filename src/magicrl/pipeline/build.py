@@ -35,6 +35,7 @@ from magicrl.pipeline.pipeline_schema import (
     PipelineSource,
     VotingJudge,
 )
+from magicrl.pipeline.stats import recorded_run
 from magicrl_verifiers.served import ServerSettings
 
 SOURCES = "sources"
@@ -76,10 +77,7 @@ def run_pipeline(config: PipelineConfig, *, output: Path, watcher: Watcher) -> N
 
 def _check_same_run(config: PipelineConfig, output: Path) -> None:
     """Raise ValueError if the folder holds a run that shares no source with this one, whose results would be lost."""
-    if not (output / "run.json").is_file():
-        return
-    # version 0.1 did not record them
-    former = json.loads((output / "run.json").read_text(encoding="utf-8")).get("sources")
+    former = recorded_run(output).get("sources")
     if former and {*former}.isdisjoint(source.label for source in config.sources):
         raise ValueError(
             f"{output} holds a run of other sources ({', '.join(former)}), which this run would replace; choose "

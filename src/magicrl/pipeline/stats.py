@@ -44,7 +44,7 @@ def source_folders(output: Path) -> list[StepFolder]:
     Raises:
         ValueError: The folder holds no run.
     """
-    return _sources(output, _recorded(output))
+    return _sources(output, recorded_run(output))
 
 
 def _sources(output: Path, recorded: dict[str, Any]) -> list[StepFolder]:
@@ -65,7 +65,7 @@ def step_folders(output: Path) -> list[StepFolder]:
     Raises:
         ValueError: The folder holds no run.
     """
-    recorded = _recorded(output)
+    recorded = recorded_run(output)
     # version 0.1 did not record the sources, so the rows that the first step must have read are unknown
     left = _imported(_sources(output, recorded)) if "sources" in recorded else None
     names = recorded.get("steps", [])
@@ -83,7 +83,7 @@ def step_folders(output: Path) -> list[StepFolder]:
     return found
 
 
-def _recorded(output: Path) -> dict[str, Any]:
+def recorded_run(output: Path) -> dict[str, Any]:
     """Return ``run.json``, empty if there is none. Runs of version 0.1 did not record their sources and steps."""
     path = output / "run.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

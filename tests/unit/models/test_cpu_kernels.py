@@ -331,9 +331,9 @@ def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
 @served
 @pytest.mark.parametrize("names", EVERY_SET, ids=lambda names: names[-1])
 def test_the_kernels_compile_for_every_processor(names: tuple[str, ...], tmp_path: Path) -> None:
-    """Check also sets of instructions that this processor lacks: there, training would go on with torch, slower."""
-    units = [f"-m{name.replace('_', '-' if name in cpu_kernels._AMX else '')}" for name in names]
-    assert cpu_kernels._compiled(tmp_path, ("-O0", *cpu_kernels._FLAGS[1:], *units)).is_file()
+    """Check also sets of instructions that this processor lacks: there, training would use torch, which is slower."""
+    options = ("-O0", *cpu_kernels._FLAGS[1:], *cpu_kernels._units(names))
+    assert cpu_kernels._compiled(tmp_path, options).is_file()
 
 
 @multiplied

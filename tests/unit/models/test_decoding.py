@@ -105,16 +105,23 @@ def test_kernels_serve_a_model_in_float32_too(exact: bool, monkeypatch: pytest.M
 WIDE = SIZES | {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 64}
 
 
+def spied(
+    name: str, dtype: torch.dtype, exact: bool, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Mock, int, torch.Tensor, torch.Tensor]:
+    """Return the spy on a kernel of products, the model's products, and logits of both decoders."""
+    spy = Mock(wraps=getattr(cpu_kernels, name))
+    monkeypatch.setattr(decoding, name, spy)
+    model = made(LlamaConfig(**WIDE), dtype)
+    if exact:
+        use_exact(model)
+    return spy, 4 * model.config.num_hidden_layers + 1, *both(model, fused_decoder(model))
+
+
 @multiplied
 @pytest.mark.parametrize("exact", [False, True])
 def test_bfloat16_products_are_magicrls(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    spy = Mock(wraps=cpu_kernels.multiply)
-    monkeypatch.setattr(decoding, "multiply", spy)
-    model = made(LlamaConfig(**WIDE), torch.bfloat16)
-    if exact:
-        use_exact(model)
-    found, expected = both(model, fused_decoder(model))
-    assert spy.call_count == 4 * model.config.num_hidden_layers + 1
+    spy, products, found, expected = spied("multiply", torch.bfloat16, exact, monkeypatch)
+    assert spy.call_count == products
     assert float((found - expected).abs().mean()) < 0.02 * float(expected.abs().max())
 
 
@@ -123,13 +130,8 @@ def test_bfloat16_products_are_magicrls(exact: bool, monkeypatch: pytest.MonkeyP
 def test_float32_products_of_few_rows_are_magicrls(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert cpu_kernels.library() is not None
     monkeypatch.setattr(cpu_kernels, "_instructions", lambda: cpu_kernels._AVX2)
-    spy = Mock(wraps=cpu_kernels.multiply_rows)
-    monkeypatch.setattr(decoding, "multiply_rows", spy)
-    model = made(LlamaConfig(**WIDE), torch.float32)
-    if exact:
-        use_exact(model)
-    found, expected = both(model, fused_decoder(model))
-    assert spy.call_count == (0 if exact else 4 * model.config.num_hidden_layers + 1)
+    spy, products, found, expected = spied("multiply_rows", torch.float32, exact, monkeypatch)
+    assert spy.call_count == (0 if exact else products)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
     layers = [torch.nn.Linear(64, 32) for _ in range(2)]
     product = decoding.JoinedLinear(layers, exact=exact)
