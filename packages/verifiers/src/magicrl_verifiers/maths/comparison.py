@@ -46,7 +46,7 @@ from magicrl_verifiers.maths.answers import (
 )
 from magicrl_verifiers.maths.equality import constant_ratio, linear, number_value, quadratic, rational_value, same_value
 from magicrl_verifiers.maths.literals import DENIALS, endless, rounds, same_words, word_number
-from magicrl_verifiers.maths.quantities import in_base_units, singular
+from magicrl_verifiers.maths.quantities import UNITS, in_base_units, singular
 from magicrl_verifiers.maths.relations import (
     MINUS_INFINITY,
     PLUS_INFINITY,
@@ -98,7 +98,9 @@ def _both_units(reference: Expr, left: Unit, answer: Expr, right: Unit) -> bool 
         if any((left.dimension, right.dimension) == ((("L", n),), (("any", n),)) for n in (1, 2, 3)):
             return same_number(reference, answer)  # "square units" means the same as no unit
         if left.dimension != right.dimension:
-            return False
+            # the word "pounds" is money, too
+            pounds = UNITS["pound"] in (left, right) and UNITS["£"].dimension in (left.dimension, right.dimension)
+            return same_number(reference, answer) if pounds else False
         # a product with a factor would lose the decimals of a literal, which decide about rounding
         if left.factor == right.factor:
             return same_number(reference, answer)

@@ -34,7 +34,7 @@ _OTHER_LETTER = re.compile(r"(?<![A-Za-z\\])[(\[]?[A-J][)\].:](?![A-Za-z])|(?<![
 
 
 _UNSURE = re.compile(
-    r"\b(?:or|but|maybe|perhaps|possibly|probably|presumably|likely|unless|provided)\b|^\s*(?:if|when|only|and)\b",
+    r"\b(?:or|but|maybe|perhaps|possibly|probably|presumably|likely|unless|provided|idea|clue|guess)\b|^\s*(?:if|when|only|and)\b",
     re.IGNORECASE,
 )
 

@@ -201,11 +201,12 @@ _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
 _EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
 _MILLIONS = re.compile(r"-?\d{1,3}(?:,\d{3}){2,}")
-_LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
+_NO_ITEMS = re.compile(r"(?<!\d),0\d|\d,0\d|[$€£¥₹]\d{1,3},\d{3}")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _IMPROPER = re.compile(r"(?<![\d.])\d+ ?\\frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))")
 """A whole number before a fraction, which Math-Verify adds whatever the fraction is."""
+_PRIME = re.compile(r"'(?!\d)|\\prime")  # not the Swiss 1'000
 _MOST_WORDS = 3
 """Most words of a text for Math-Verify: of a sentence it reads one formula of several."""
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
@@ -231,8 +232,8 @@ def readings(text: str, *, trusted: bool) -> Iterator[Shape]:
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
     # a reference answer 6e-10 may be 6e - 10 without spaces
     spellings = (joined, text, plain) if plain else (joined, text)
-    if joined != text and (_LEADING_ZERO.search(text) or (trusted and _MILLIONS.fullmatch(text))):
-        spellings = (joined,)  # 10,000 is no list: nobody writes an item 000; neither is the reference 1,234,567
+    if joined != text and (_NO_ITEMS.search(text) or (trusted and _MILLIONS.fullmatch(text))):
+        spellings = (joined,)  # 10,000 and $1,250 are no lists, neither is the reference 1,234,567
     for spelling in dict.fromkeys(spellings):
         # 17 \bmod 5 is 2, and also the class of 2
         for one in (spelling, congruence(spelling)) if r"\bmod" in spelling else (spelling,):
@@ -280,13 +281,16 @@ def _decimal_comma(reference: str, answer: str) -> bool:
 def engine_may_judge(reference: str, answer: str) -> bool:
     """Return whether Math-Verify reads all of both texts.
 
-    It drops words, bases and ellipses, and the order and multiplicity of items in a list. So words, brackets,
-    separators and relations must be the same on both sides, and there must be no bases and ellipses.
+    It drops words, primes, bases and ellipses, and the order and multiplicity of items in a list. So words, primes,
+    brackets, separators and relations must be the same on both sides, and there must be no bases and ellipses.
     """
     sides = ((reference, True), (answer, False))
     if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
         return False  # undecided: Math-Verify would compare roundings
-    if any(int(match[1] or match[2]) >= int(match[3] or match[4]) for match in _IMPROPER.finditer(answer)):
+    fractions = (match for text in (reference, answer) for match in _IMPROPER.finditer(text))
+    if any(int(match[1] or match[2]) >= int(match[3] or match[4]) for match in fractions):
+        return False
+    if len(_PRIME.findall(reference.replace('"', "''"))) != len(_PRIME.findall(answer.replace('"', "''"))):
         return False
     left, right = lex(reference), lex(answer)
     if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:

@@ -262,6 +262,8 @@ _BOARD = re.compile(
     r"\\(?:mathbf|Bbb|mathds) ?\{ ?(?P<a>[RZNQC]) ?\}|\\(?:mathbb|mathbf) (?P<b>[RZNQC])(?![A-Za-z])"
     r"|\\(?P<c>[RZNQC])(?![A-Za-z])"
 )
+_PRICE = re.compile(r"\A(\s*-?\s*)\$(?=\s?[\d.])")
+"""Dollar sign of ``$10``, which with no other one is a currency."""
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
@@ -279,6 +281,8 @@ def canonical_notation(text: str) -> str:
     text = _ENTITY.sub(lambda match: unescape(match[0]), text)  # x &le; 5
     # circled numbers side by side name several statements, as a list does
     text = plain_characters(_CIRCLED_PAIR.sub(",", text))
+    if text.count("$") == 1:
+        text = _PRICE.sub(r"\1\\$", text)
     if "begin" not in text:
         text = _DOUBLED.sub("", text)  # an escaped backslash; line breaks occur only in tables
     text = _TOKENS.sub(_token, without_layout(text))

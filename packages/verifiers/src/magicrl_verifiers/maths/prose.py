@@ -14,6 +14,7 @@ from itertools import pairwise
 from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATER, LATEX, MATH, read_clauses
 from magicrl_verifiers.maths.literals import MORE_SCALES, SCALE_PREFIX, leading_number, part_of_one
 from magicrl_verifiers.maths.notation import plain_mathematics
+from magicrl_verifiers.maths.quantities import UNITS
 
 _ANSWER = (
     "答案", "正确答案", "正確答案", "答え", "正解", "정답", "답", "réponse", "reponse", "respuesta", "resposta",
@@ -25,7 +26,7 @@ _ANSWER = (
 _ANSWER_WORDS = r"(?:final\s+)?answers?|results?|solutions?|correct\s+(?:option|choice|letter)|" + "|".join(_ANSWER)
 _ANNOUNCING = ("answer", "result", "solution", "correct", *_ANSWER)
 _IS = (
-    r"\s*(?:\*\*)?\s*(?:(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|هي|"
+    r"[\"']?\s*(?:\*\*)?\s*(?:(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|هي|"
     r"هو|है|to|jest|je|är|er|on|adalah|là)(?![^\W\d_])|[是為为は은는])?"
     r"(?:\s*[:：=】]|\s+therefore|\s+thus|\s+indeed)?\s*(?:\*\*)?\s*[:：]?\s*"
 )
@@ -49,10 +50,10 @@ _NUMBER = re.compile(
     rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
     re.IGNORECASE,
 )
+_LONG_NAMES = sorted((name for name in UNITS if re.fullmatch("[a-z]{3,}|[€£¥₹¢]", name)), key=len, reverse=True)
 _UNIT_NAMES = (
     r"(?:(?:square|cubic|sq\.?|cu\.?) )?(?:[cmk]m|mm|kg|mg|m[lL]|ft|lbs?|oz|mph|km/hr?|m/s|mi|"
-    r"(?:centi|milli|kilo)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?|(?:kilo)?grams?|lit(?:er|re)s?|"
-    r"hours?|minutes?|seconds?|weeks?|days?|months?|years?|cents?|dollars?|degrees?|units?|dozen|score|hundred(?:th)?s?|thousand(?:th)?s?|(?:m|b|tr)illion(?:th)?s?)"
+    rf"{'|'.join(_LONG_NAMES)}|degrees?|units?|dozen|score|hundred(?:th)?s?|thousand(?:th)?s?|(?:m|b|tr)illion(?:th)?s?)"
 )
 _SCALE_WORDS = "|".join(sorted((word for word in MORE_SCALES if word[0] < "\u3000"), key=len, reverse=True))
 _SCALE_NAMES = rf"(?i:{_SCALE_WORDS})(?!\w)|[百千万萬]?[万萬亿億]|{SCALE_PREFIX}"
@@ -65,6 +66,7 @@ _ASSIGNED = re.compile(
     r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
 )
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
+_NEXT_FIELD = re.compile(r"[,;]\s*[\"']?[A-Za-z_]{2,}[\"']?\s*[=:]")  # answer=6; check=5
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
@@ -241,6 +243,7 @@ def _first_value(segment: str) -> str | None:
     whole = _NAME.sub("", segment.strip().rstrip(".").strip())
     if _bare_formula(whole):
         return whole
+    segment = _NEXT_FIELD.split(segment)[0]
     # the last side of "f(2) = 4 + 3 = 7"
     equals = segment.rfind("=")
     if equals >= 0:
@@ -414,7 +417,8 @@ def _choice(text: str) -> list[str]:
         return _letters(_SENTENCE.split(text, maxsplit=1)[0]) or [first["letter"]]
     for sentence in reversed([part for part in _SENTENCE.split(text) if part and part.strip()][-_MAX_SENTENCES:]):
         if letters := _letters(sentence):
-            return letters[-1:] if _CONCLUDED.search(sentence) else letters
+            conclusion = _CONCLUDED.split(sentence)[1:]
+            return _letters(_REASON.sub("", conclusion[-1])) or letters[-1:] if conclusion else letters
     return []
 
 
