@@ -7,8 +7,9 @@ from fractions import Fraction
 import pytest
 
 from magicrl_verifiers.maths.literals import plain_number
-from magicrl_verifiers.maths.maths_verifier import same_rational, same_string, same_word
+from magicrl_verifiers.maths.maths_verifier import MathsVerifier, same_rational, same_string, same_word
 from magicrl_verifiers.maths.notation import canonical_notation, strip_outer_braces
+from magicrl_verifiers.records import JudgeOptions
 
 
 @pytest.mark.parametrize(
@@ -140,3 +141,16 @@ def test_same_rational(reference: str, answer: str, expected: bool | None) -> No
 )
 def test_same_word(reference: str, answer: str, expected: bool | None) -> None:
     assert same_word(reference, answer) is expected
+
+
+@pytest.mark.parametrize(
+    ("reference", "response"),
+    [("6", "So \boxed{6}"), (r"\frac{1}{2}", "\boxed{\frac{1}{2}}"), ("\frac{1}{2}", r"\boxed{0.5}"),
+     ("2\times 3", r"\boxed{6}"), (r"\alpha", "\boxed{\alpha}"), (r"\vec{a}", "\boxed{\vec{a}}")],
+)  # fmt: skip
+def test_commands_whose_backslash_json_or_python_took(reference: str, response: str) -> None:
+    assert MathsVerifier(JudgeOptions()).judge([reference], response).correct
+
+
+def test_a_lost_backslash_hides_no_wrong_box() -> None:
+    assert not MathsVerifier(JudgeOptions(extract="lenient")).judge(["5"], "5 \boxed{6}").correct

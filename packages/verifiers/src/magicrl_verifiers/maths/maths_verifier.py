@@ -144,6 +144,14 @@ def _numbers_agree(reference: Any, answer: Any) -> bool:
     return bool(abs(left - right) <= tolerance * max(abs(left), abs(right)))
 
 
+_LOST_BACKSLASH = re.compile(r"[\a\b\v\f](?=[a-z])|\t(?=ext\{|frac|imes|heta)")
+"""Control character that JSON or Python made of the first two characters of a LaTeX command."""
+
+
+def _restored(match: re.Match[str]) -> str:
+    return "\\" + {"\a": "a", "\b": "b", "\v": "v", "\f": "f", "\t": "t"}[match[0]]
+
+
 def _joined(match: re.Match[str]) -> str:
     return re.sub(r"[ .]", "", match[0])
 
@@ -453,6 +461,8 @@ class MathsVerifier:
             return make_verdict("unparsable", reason="the answer is nested too deeply", decided_by="structure")
 
     def _judge(self, references: Sequence[str], response: str) -> Verdict:
+        response = _LOST_BACKSLASH.sub(_restored, response)
+        references = [_LOST_BACKSLASH.sub(_restored, reference) for reference in references]
         part = answer_part(response, self._options.reasoning)
         if part is None:
             return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
