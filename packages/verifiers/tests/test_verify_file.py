@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from builders import write_lines
 
+from magicrl import verify
 from magicrl_verifiers import JudgeOptions
 from magicrl_verifiers.batch import verify_file
 from magicrl_verifiers.cli import custom_reward, math
@@ -179,6 +180,23 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     assert first["metrics"].get("prompt", 2) == 2
     assert first["metrics"].get("pid") != os.getpid()
     assert "2 judged, 1 correct, mean reward 0.625, 1 not judged" in capsys.readouterr().out
+
+
+def test_a_line_without_a_column_that_a_reward_of_trl_reads_has_its_own_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trl_reward.py").write_text("def near(completions, level, **kwargs):\n    return level\n")
+    lines = [{"response": "x", "level": 1}, {"response": "x"}, {"response": "x", "promt": "y", "level": 1}]
+    write_lines(Path("in.jsonl"), [*lines, lines[0]])
+    with pytest.raises(ValueError, match=r"2 of 4 lines could not be read .*in\.jsonl:2: .*'level'"):
+        custom_reward("trl_reward.py:near", input=Path("in.jsonl"), output=Path("out.jsonl"), workers=1)
+    first, missing, misspelt, last = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
+    assert (first["score"], last["score"]) == (1.0, 1.0)
+    assert missing["status"] == misspelt["status"] == "broken_line"
+    assert misspelt["reason"] == "in.jsonl:3: unknown field 'promt'; did you mean 'prompt'?"
+    with pytest.raises(ValueError, match=r"record 1: .*'level'"):
+        verify(lines, reward="trl_reward.py:near")
 
 
 def test_an_unknown_reward_lists_the_known_ones(tmp_path: Path) -> None:

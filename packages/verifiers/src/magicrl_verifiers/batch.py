@@ -16,13 +16,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from magicrl_verifiers.code import remote, values
 from magicrl_verifiers.code.checkers import same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits
-from magicrl_verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite, tests_object
+from magicrl_verifiers.code.suite import BESIDE, AssertCase, StdinCase, Suite, misspelt, parse_suite, tests_object
 from magicrl_verifiers.judge_settings import JudgeSettings
 from magicrl_verifiers.records import (
     Extract,
@@ -40,6 +40,7 @@ from magicrl_verifiers.table import VerifierSpec, verifier_spec
 from magicrl_verifiers.workers import Ticket
 
 _IN_FLIGHT_PER_WORKER = 32
+Result = TypeVar("Result")
 BROKEN_LINE = "broken_line"
 """Status of a line that cannot be read."""
 
@@ -66,8 +67,8 @@ class BatchSummary:
 
 Line = tuple[Problem, str, bool]
 """Problem of an input line, the text to judge, and whether the text is the answer itself."""
-Parse = Callable[[dict[str, Any], Any, str], Line]
-"""Reader of an input line from (object, its id, place for messages); it raises ValueError."""
+Parse = Callable[[dict[str, Any], Any], Line]
+"""Reader of an input line from (object, its id); it raises ValueError."""
 
 
 Tell = Callable[[int, int], None]
@@ -118,12 +119,8 @@ def judge_file(
         tell(outcomes.total(), lines)
 
     with part.open("w", encoding="utf-8") as file:
-        for name, place, found in _objects(input):
-            try:
-                line = found if isinstance(found, ValueError) else parse(found, name, place)
-            except ValueError as error:
-                line = error
-            waiting.append((name, line if isinstance(line, ValueError) else submit(line)))
+        for line in _each_line(input, lambda found, name: submit(parse(found, name))):
+            waiting.append(line)
             # enough to keep the workers busy; a file of millions of lines is not in memory
             if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
                 finish(file)
@@ -154,20 +151,14 @@ def check_file(input: Path, output: Path) -> None:
         ValueError: there is no line in the input, input and output are the same file, or the output is a folder.
         OSError: the input cannot be read.
     """
-    _check_output(input, output)
-    with input.open("rb") as file:
-        empty = not any(raw.strip() for raw in file)
-    if empty:
-        raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
-
-
-def _check_output(input: Path, output: Path) -> None:
     # before anything is judged: the input would be overwritten, or a long run would end without a place for its result
     for written in (output, _part(output)):
         if written.exists() and written.samefile(input):
             raise ValueError(f"output {written} is the input file; choose another")
     if output.is_dir():
         raise ValueError(f"output {output} is a folder; give a file in it")
+    if not count_lines(input):
+        raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
 
 
 def _part(output: Path) -> Path:
@@ -240,7 +231,13 @@ def verify_rows(
         RuntimeError: the verifier cannot be started.
     """
     spec = verifier_spec(verifier)
-    lines = [_parse(spec, dict(row), row.get("id", n), f"record {n}") for n, row in enumerate(rows)]
+    lines: list[Line] = []
+    for number, row in enumerate(rows):
+        try:
+            lines.append(_parse(spec, dict(row), row.get("id", number)))
+            spec.check_references(lines[-1][0])
+        except ValueError as error:
+            raise ValueError(f"record {number}: {error}") from error
     with VerifierPool(options=options, workers=workers, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
         tickets = [pool.submit(problem, [text]) for problem, text, _ in lines]
         return [pool.result(ticket)[0] for ticket in tickets]
@@ -251,66 +248,67 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError]]:
-    """Yield id (else number), place and object of every line that is not blank; for no object the error."""
+def _each_line(path: Path, work: Callable[[dict[str, Any], Any], Result]) -> Iterator[tuple[Any, Result | ValueError]]:
+    """Yield the id (else the number) of every line that is not blank, and what ``work`` returns for (object, id).
+
+    Instead of that, the error of a line that holds no object, or for which ``work`` raises ValueError, with its place.
+    """
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if not raw.strip():
                 continue
-            place, name = f"{path}:{number}", number
+            name: Any = number
             try:
-                # some editors write a byte order mark
-                found = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=unique_keys)
-                if isinstance(found, dict):
-                    name = found.get("id", number)
-                else:
-                    found = ValueError(f"{place}: expected an object, got {type(found).__name__}")
-            except UnicodeDecodeError as error:
-                found = ValueError(f"{place}: not UTF-8 at byte {error.start}")
-            except RepeatedKey as error:
-                found = ValueError(f"{place}: {error}")
-            except (ValueError, RecursionError) as error:
-                found = ValueError(f"{place}: not JSON: {error}")
-            yield name, place, found
+                found = _object(raw)
+                name = found.get("id", number)
+                result = work(found, name)
+            except ValueError as error:
+                result = ValueError(f"{path}:{number}: {error}")
+            yield name, result
 
 
-def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
-    """Yield the objects of a JSON Lines file, each with its id (its line's number if it has none) and its place.
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        # some editors write a byte order mark
+        found = json.loads(raw.decode("utf-8-sig"), object_pairs_hook=unique_keys)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 at byte {error.start}") from error
+    except RepeatedKey:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"expected an object, got {type(found).__name__}")
+    return found
 
-    Blank lines are skipped.
 
-    Raises:
-        ValueError: a line that is no JSON object (names file and line).
-        OSError: the file cannot be read.
-    """
-    for name, place, found in _objects(path):
-        if isinstance(found, ValueError):
-            raise found
-        yield found, name, place
-
-
-def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any, where: str) -> Line:
+def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> Line:
     if "gold" in row:  # the field's name before 0.2
         row = {"reference": row["gold"]} | {field: value for field, value in row.items() if field != "gold"}
     for field in ("reference", "response") if spec.needs_reference else ("response",):
         if field not in row:
-            raise ValueError(f"{where}: field {field!r} is missing")
+            raise ValueError(f"field {field!r} is missing")
+    _check_names(row, "prompt")
     reference, prompt, response = row.get("reference"), row.get("prompt", ""), row["response"]
     references = reference if isinstance(reference, list | tuple) else [reference] if "reference" in row else []
     empty = not references and "reference" in row
     references = [_number_text(one) for one in references]
     if empty or not all(isinstance(one, str) and one.strip() for one in references):
-        raise ValueError(
-            f"{where}: field 'reference' must be a string or a list of strings, none empty, got {reference!r:.60}"
-        )
+        raise ValueError(f"field 'reference' must be a string or a list of strings, none empty, got {reference!r:.60}")
     for field, text in (("prompt", prompt), ("response", response)):
         if not isinstance(text, str):
-            raise ValueError(f"{where}: field {field!r} must be a string, got {text!r:.60}")
+            raise ValueError(f"field {field!r} must be a string, got {text!r:.60}")
     extra = {field: value for field, value in row.items() if field not in ("id", "prompt", "reference", "response")}
     problem = Problem(
         id=str(name), prompt=prompt, references=tuple(references), verifier=spec.name, source="file", extra=extra
     )
     return problem, response, False
+
+
+def _check_names(row: Mapping[str, Any], *optional: str) -> None:
+    # further fields are the user's own: only a name that is almost one of ours is a mistake
+    if (trouble := misspelt(row, optional)) is not None:
+        raise ValueError(trouble)
 
 
 def _number_text(value: Any) -> Any:
@@ -389,21 +387,17 @@ def _code_row(explain: bool, verdict: Verdict) -> dict[str, Any]:
     return {**row, "reason": verdict.reason} if explain else row
 
 
-def _parse_code(row: dict[str, Any], name: Any, where: str) -> Line:
+def _parse_code(row: dict[str, Any], name: Any) -> Line:
     given = [field for field in ("program", "response") if row.get(field) is not None]
     if len(given) != 1:
-        raise ValueError(
-            f"{where}: exactly one of the fields 'program' and 'response' is needed, got {given or 'none'}"
-        )
+        raise ValueError(f"exactly one of the fields 'program' and 'response' is needed, got {given or 'none'}")
     text = row[given[0]]
     if not isinstance(text, str):
-        raise ValueError(f"{where}: field {given[0]!r} must be text, got {type(text).__name__}")
+        raise ValueError(f"field {given[0]!r} must be text, got {type(text).__name__}")
     if "tests" not in row:
-        raise ValueError(f"{where}: field 'tests' is missing")
-    try:
-        tests = tests_object(row["tests"])
-    except SuiteError as error:
-        raise ValueError(f"{where}: {error}") from error
+        raise ValueError("field 'tests' is missing")
+    _check_names(row, *BESIDE)
+    tests = tests_object(row["tests"])
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
     references = (json.dumps({**beside, **tests}),)
     problem = Problem(id=str(name), prompt="", references=references, verifier="code", source="file")
@@ -439,7 +433,11 @@ def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> l
     A solution that fails on a test (time, crash) says nothing about it. Outputs count as different only when the
     built-in comparison (tokens, floats within the tolerance) says so.
     """
-    given = [judge.outputs(source, suite) for source in solutions]
+    return _differing(suite, [judge.outputs(source, suite) for source in solutions])
+
+
+def _differing(suite: Suite, given: Sequence[Sequence[bytes | None]]) -> list[int]:
+    """Return the tests on which the outputs differ; ``given[solution][test]`` is None where a solution failed."""
     found: list[int] = []
     for index, case in enumerate(suite.cases):
         outputs = [row[index] for row in given]
@@ -451,65 +449,91 @@ def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> l
     return found
 
 
-def disagreements_file(input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold) -> int:
+def disagreements_file(
+    input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold
+) -> BatchSummary:
     """Look through problems with several correct solutions: lines ``{"id"?, "solutions": [...], "tests": {...}}``.
 
-    Writes ``{"id", "needs_checker", "tests"}`` a line: indices of the tests on which the solutions disagree.
+    Writes ``{"id", "needs_checker", "tests", "failed"}`` a line: indices of the tests on which the solutions disagree,
+    and of the solutions that gave no output on a test. Those say nothing about it.
 
     Returns:
-        How many problems need a checker.
+        The counts: ``wrong`` problems need a checker.
 
     Raises:
-        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        ValueError: the input is empty, or output is the input.
         SandboxError: this machine cannot isolate programs; says why.
     """
 
-    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> dict[str, Any]:
-        found = disagreements(judge, suite, _programs(row, "solutions", 2))
-        return {"needs_checker": bool(found), "tests": found}
+    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+        given = [judge.outputs(source, suite) for source in _programs(row, "solutions", 2)]
+        found = _differing(suite, given)
+        # test code has no output
+        silent = sum(isinstance(case, AssertCase) for case in suite.cases)
+        failed = [at for at, outputs in enumerate(given) if outputs.count(None) > silent]
+        return not found, {"needs_checker": bool(found), "tests": found, "failed": failed}
 
-    return sum(row["needs_checker"] for row in _each_problem(input, output, options, look, tell))
+    return _each_problem(input, output, options, look, tell)
 
 
-def admission_file(input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold) -> int:
+def admission_file(input: Path, output: Path, options: CodeOptions | None = None, tell: Tell = untold) -> BatchSummary:
     """Examine checkers: lines ``{"id"?, "tests": {..., "checker"}, "right": [programs], "wrong": [programs]}``.
 
     Writes ``{"id", "admitted", "rejected_right", "accepted_wrong"}`` a line: indices of programs misjudged.
 
     Returns:
-        How many checkers were admitted.
+        The counts: ``correct`` checkers were admitted.
 
     Raises:
-        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        ValueError: the input is empty, or output is the input.
         SandboxError: this machine cannot isolate programs; says why.
     """
 
-    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> dict[str, Any]:
-        return examine_checker(judge, suite, right=_programs(row, "right", 1), wrong=_programs(row, "wrong", 1))
+    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> tuple[bool, dict[str, Any]]:
+        found = examine_checker(judge, suite, right=_programs(row, "right", 1), wrong=_programs(row, "wrong", 1))
+        return found["admitted"], found
 
-    return sum(row["admitted"] for row in _each_problem(input, output, options, look, tell))
+    return _each_problem(input, output, options, look, tell)
 
 
 def _each_problem(
     input: Path,
     output: Path,
     options: CodeOptions | None,
-    look: Callable[[CodeJudge, Suite, dict[str, Any]], dict[str, Any]],
+    look: Callable[[CodeJudge, Suite, dict[str, Any]], tuple[bool, dict[str, Any]]],
     tell: Tell,
-) -> list[dict[str, Any]]:
-    _check_output(input, output)
+) -> BatchSummary:
+    """Write the fields that ``look`` returns for each line, or ``broken_line`` and the reason; count its ``True``."""
+    check_file(input, output)
     rows: list[dict[str, Any]] = []
+    broken: list[str] = []
+    good = 0
     lines = count_lines(input)
     with CodeJudge(options) as judge:
-        for row, name, where in objects(input):
-            try:
-                suite = parse_suite(row.get("tests"), {field: row[field] for field in BESIDE if field in row})
-                rows.append({"id": name, **look(judge, suite, row)})
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from error
+
+        def work(row: dict[str, Any], name: Any) -> tuple[bool, dict[str, Any]]:
+            _check_names(row, *BESIDE)
+            suite = parse_suite(row.get("tests"), {field: row[field] for field in BESIDE if field in row})
+            return look(judge, suite, row)
+
+        for name, found in _each_line(input, work):
+            if isinstance(found, ValueError):
+                broken.append(str(found))
+                fields = {"status": BROKEN_LINE, "reason": str(found)}
+            else:
+                fields = found[1]
+                good += found[0]
+            rows.append({"id": name, **fields})
             tell(len(rows), lines)
     output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return rows
+    return BatchSummary(
+        total=len(rows),
+        correct=good,
+        wrong=len(rows) - good - len(broken),
+        not_judged=len(broken),
+        score=None,
+        broken=tuple(broken),
+    )
 
 
 def _programs(row: dict[str, Any], field: str, least: int) -> list[str]:

@@ -201,9 +201,9 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
 
     console = Console(emoji=False)
     options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
-    count = admission_file(input, output, options, tell)
-    console.print(f"{count} checkers admitted -> {output}")
-    return 0
+    summary = admission_file(input, output, options, tell)
+    console.print(f"{summary.correct} checkers admitted -> {output}")
+    return all_read(summary)
 
 
 @app.command(name="disagreements")
@@ -217,7 +217,8 @@ def find_disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -
     input
         JSON Lines; at least two programs a line, all known to be right.
     output
-        JSON Lines: {"id", "needs_checker", "tests"}, the tests on which the solutions disagree.
+        JSON Lines: {"id", "needs_checker", "tests", "failed"}: tests on which the solutions disagree, and solutions
+        that fail.
     time_limit
         CPU seconds of one test, unless the problem states its own.
     """
@@ -227,9 +228,9 @@ def find_disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -
 
     console = Console(emoji=False)
     options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
-    count = disagreements_file(input, output, options, tell)
-    console.print(f"{count} problems need a checker -> {output}")
-    return 0
+    summary = disagreements_file(input, output, options, tell)
+    console.print(f"{summary.wrong} problems need a checker -> {output}")
+    return all_read(summary)
 
 
 def main() -> None:

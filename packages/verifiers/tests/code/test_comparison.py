@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from builders import write_lines
 
 from magicrl_verifiers.batch import admission_file, disagreements, disagreements_file, examine_checker
+from magicrl_verifiers.cli import checkers, find_disagreements
 from magicrl_verifiers.code import checkers as tools
 from magicrl_verifiers.code.checkers import same_lines, same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, program_in
@@ -66,6 +68,7 @@ def test_text_of_either_case_and_by_lines() -> None:
         (0.1 + 0.2, 0.3, 1e-9, True, True),
         ([float("nan")], [0.5], 1.0, False, False),
         (True, 1.0, 0.5, False, True),
+        (1, True, None, False, True),  # LiveCodeBench's harness compares with ==
         (False, 0.4, 0.5, False, False),
         ({1: 2}, {"1": 2}, None, False, True),
         ({1: 2}, {"1": 2}, None, True, False),
@@ -93,6 +96,15 @@ def test_values(found: Any, wanted: Any, tolerance: float | None, strict: bool, 
         ({"inputs": ["1"], "outputs": ["1"], "time_limit": -1}, "time_limit"),
         ({"inputs": ["1"], "outputs": ["1"], "float_tolerance": "x"}, "float_tolerance"),
         ({"inputs": ["1"], "outputs": ["1"], "float_tolerance": math.inf}, "float_tolerance"),
+        ({"inputs": ["1"], "outputs": ["1"], "assert_case": ["assert f(1)"]}, "two forms.*'inputs' and 'assert_case'"),
+        ({"test_code": "assert f(1)", "outputs": ["1"]}, "two forms of tests, 'outputs' and 'test_code'"),
+        ({"inputs": ["1"], "outputs": ["1"], "cheker": "set"}, "unknown field 'cheker'; did you mean 'checker'?"),
+        ({"inputs": ["1"], "outputs": ["1"], "func_name": "f"}, "unknown field 'func_name'; did you mean 'fn_name'?"),
+        ({"assert_case": ["assert True"]}, "'assert_case' holds no assertion that calls the program"),
+        (
+            {"fn_name": "f", "inputs": [[1, 2], [1]], "outputs": [1, 1], "in_place": 1},
+            "an argument that every test has",
+        ),
         ("{", "not JSON"),
         (7, "object"),
     ],
@@ -100,6 +112,12 @@ def test_values(found: Any, wanted: Any, tolerance: float | None, strict: bool, 
 def test_unusable_tests_are_errors(tests: Any, word: str) -> None:
     with pytest.raises(SuiteError, match=word):
         parse_suite(tests)
+
+
+def test_fields_of_public_data_sets_are_accepted() -> None:
+    others = {"type": "stdin", "atol": 0, "difficulty": "EASY", "source": "x", "language": "python", "rtol": 0}
+    blank = {"assert_case": None, "test_code": "", "in_place": None}
+    assert len(parse_suite({"inputs": ["1"], "outputs": ["1"], **others, **blank}).cases) == 1
 
 
 def program(body: str) -> str:
@@ -193,18 +211,24 @@ def test_the_search_for_problems_that_need_a_checker(judge: CodeJudge, tmp_path:
         {"id": "a", "tests": tests, "solutions": ["print(1, 2)", "print(2, 1)", "1 / 0"]},
         {"tests": tests, "solutions": ["print(1, 2)", "print('1 ', 2)"]},
         {"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "solutions": ["def f(x): return 1"] * 2},
+        {"id": "b", "tests": tests, "solutions": ["print(1)"]},
+        {"tests": {"test_code": "for i in [1]:\n    assert f(i) == i"}, "solutions": ["def f(x): return 1"] * 2},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_lines(source, rows)
-    assert disagreements_file(source, output) == 1
-    assert [json.loads(line) for line in output.read_text().splitlines()] == [
-        {"id": "a", "needs_checker": True, "tests": [0]},
-        {"id": 2, "needs_checker": False, "tests": []},
-        {"id": 3, "needs_checker": False, "tests": []},
+    summary = disagreements_file(source, output)
+    assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (5, 3, 1, 1)
+    *found, broken, untested = [json.loads(line) for line in output.read_text().splitlines()]
+    assert found == [
+        {"id": "a", "needs_checker": True, "tests": [0], "failed": [2]},
+        {"id": 2, "needs_checker": False, "tests": [], "failed": []},
+        {"id": 3, "needs_checker": False, "tests": [], "failed": []},
     ]
-    source.write_text(json.dumps({"tests": tests, "solutions": ["print(1)"]}))
-    with pytest.raises(ValueError, match=r"in\.jsonl:1: field 'solutions'"):
-        disagreements_file(source, output)
+    assert (broken["id"], broken["status"], [broken["reason"]]) == ("b", "broken_line", list(summary.broken))
+    assert "in.jsonl:4: field 'solutions'" in broken["reason"]
+    assert untested["failed"] == [], "test code has no output"
+    with pytest.raises(ValueError, match=r"1 of 5 lines could not be read .*in\.jsonl:4: field 'solutions'"):
+        find_disagreements(input=source, output=output)
 
 
 def test_the_gate_for_checkers(judge: CodeJudge, tmp_path: Path) -> None:
@@ -217,7 +241,7 @@ def test_the_gate_for_checkers(judge: CodeJudge, tmp_path: Path) -> None:
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_lines(source, rows)
-    assert admission_file(source, output) == 1
+    assert admission_file(source, output).correct == 1
     assert [json.loads(line) for line in output.read_text().splitlines()] == [
         {"id": 1, "admitted": False, "rejected_right": [0, 1], "accepted_wrong": []},  # print adds a newline
         {"id": "b", "admitted": True, "rejected_right": [], "accepted_wrong": []},
@@ -228,10 +252,12 @@ def test_the_gate_for_checkers(judge: CodeJudge, tmp_path: Path) -> None:
         ({"checker": None}, "name no checker"),
         ({"tests": {**tests, "memory_limit_mb": 8}}, "'memory_limit_mb' must be at least 16"),
         ({"tests": {**tests, "interactive": True}}, "interactive problems are not supported"),
+        ({"time_limt": 1}, "unknown field 'time_limt'; did you mean 'time_limit'?"),
     ):
-        source.write_text(json.dumps({**strict, **change}))
-        with pytest.raises(ValueError, match=rf"in\.jsonl:1: .*{word}"):
-            admission_file(source, output)
+        write_lines(source, [{**strict, **change}, rows[1]])
+        with pytest.raises(ValueError, match=rf"1 of 2 lines .*in\.jsonl:1: .*{re.escape(word)}"):
+            checkers(input=source, output=output)
+        assert json.loads(output.read_text().splitlines()[1])["admitted"]
 
 
 def test_checker_tools() -> None:

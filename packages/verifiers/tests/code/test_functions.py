@@ -272,6 +272,9 @@ def test_results_in_place(judge: CodeJudge) -> None:
     assert correct(judge, "def order(a, b): b.sort()", second), "the first argument that changes"
     for place in ({"in_place": 1}, {"compare": {"kind": "inplace", "arg": 1}}):
         assert correct(judge, "def order(a, b):\n    b.sort()\n    a.append(1)", {**second, **place})
+    named = {**tests, "inputs": [{"b": [0], "a": [3, 1, 2]}]}
+    assert correct(judge, "def order(a, b): a.sort()", named)
+    assert correct(judge, "def order(a, b):\n    a.sort()\n    b.append(1)", {**named, "in_place": 1})
 
 
 def test_forms_of_arguments_and_results(judge: CodeJudge) -> None:

@@ -18,8 +18,9 @@ from magicrl.records import Outcome, Problem
 from magicrl_verifiers import JudgeOptions, VerifierPool
 from magicrl_verifiers.batch import verify_code_file
 from magicrl_verifiers.cli import code
-from magicrl_verifiers.code.judge import CodeOptions, CodePool
+from magicrl_verifiers.code.judge import CodeOptions, CodePool, CodeProtocol
 from magicrl_verifiers.code.sandbox import Limits
+from magicrl_verifiers.workers import Exhausted, Item
 
 from .conftest import judge_of
 
@@ -98,6 +99,12 @@ def test_one_verifier_pool_judges_code_beside_the_rest(until: Until) -> None:
     until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below))
 
 
+def test_an_output_that_takes_too_long_to_compare_is_over_a_time_limit() -> None:
+    verdict = CodeProtocol(OPTIONS).exhausted(Item(0, problem(), ECHO, False), Exhausted("timeout", ""), 60.0)
+    assert (verdict.outcome, verdict.status, verdict.seconds) == (Outcome.WRONG, "time_limit", 60.0)
+    assert "could not be compared within 60 s" in verdict.reason
+
+
 def test_closing_ends_a_waiting_result() -> None:
     pool = CodePool(OPTIONS)
     pool.warm_up()
@@ -169,6 +176,7 @@ BROKEN = {
     '{"program": 1, "tests": {}}': "'program' must be text",
     '{"program": "x"}': "'tests' is missing",
     '{"program": "x", "tests": 5}': "'tests' must be an object",
+    '{"program": "x", "tests": {}, "time_limt": 3, "difficulty": 2}': "field 'time_limt'; did you mean 'time_limit'?",
 }
 
 

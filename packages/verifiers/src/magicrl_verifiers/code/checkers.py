@@ -86,8 +86,8 @@ def same_result(found: Any, wanted: Any, tolerance: float | None, *, strict: boo
 
     Args:
         tolerance: of floats; None: the default where ``wanted`` is a float, and none at all with ``strict``.
-        strict: Python's own ``==`` (assertions); else as JSON sees it: a tuple is a list, and a dictionary's keys
-            may be texts of integers.
+        strict: Python's own ``==`` (assertions); else a tuple is a list, and a dictionary's keys may be texts of
+            integers, as in JSON. 1 equals True in both, as in LiveCodeBench's harness.
     """
     if strict and tolerance is None:
         return bool(found == wanted)

@@ -261,7 +261,7 @@ def _call(request: dict[str, Any]) -> None:
     positional, named = remote.arguments_for(function, arguments, namespace)
     result = function(*positional, **named)
     try:
-        after: Any = [values.encode(item) for item in positional]
+        after: Any = [values.encode(item) for item in (*positional, *named.values())]
     except (values.NotPlainError, RecursionError):
         # arguments that are no plain data any more are left as the caller has them
         after = None

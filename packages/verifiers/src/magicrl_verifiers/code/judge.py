@@ -501,7 +501,7 @@ def _input(case: Case) -> Mapping[str, bytes]:
 
 def _changed(after: list[Any], case: CallCase) -> Any:
     """Return the first argument that a function without a result changed, else the first argument."""
-    for now, before in zip(after, case.positional, strict=False):
+    for now, before in zip(after, (*case.positional, *case.named.values()), strict=False):
         if now != values.encode(before):
             return now
     return after[0] if after else None
@@ -539,8 +539,8 @@ class CodeProtocol(WorkerProtocol):
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> CodeVerdict:
         # the program had its time in the sandbox: it was its output that kept the judge busy
         if outcome.kind == "timeout":
-            reason = "its output could not be compared within the judge's own time"
-            return code_verdict("output_limit", reason, seconds=seconds)
+            reason = f"its output could not be compared within {_JUDGE_CPU_SECONDS:g} s of CPU time"
+            return code_verdict("time_limit", reason, seconds=seconds)
         return self.lost("the judge crashed", seconds)
 
     def lost(self, reason: str, seconds: float = 0.0) -> CodeVerdict:

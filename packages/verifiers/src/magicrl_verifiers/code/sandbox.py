@@ -77,7 +77,7 @@ class Observation:
         compiled: its source was accepted.
         exit_code: its exit status, or None if a signal ended it.
         signal: the signal that ended it, or None.
-        killed: why the sandbox ended it: ``cpu``, ``idle``, ``threads`` or None.
+        killed: why the sandbox ended it (a key of `_KILLED`), or None.
         cpu_seconds: CPU time it used.
         peak_mb: most resident memory, MiB.
         output: what it wrote on standard output.
@@ -503,15 +503,21 @@ def check_lost(seen: Observation, limits: Limits) -> None:
         raise SandboxLost("the program was killed from outside", killed=True)
 
 
+_KILLED = {
+    "cpu": ("time_limit", "more than {cpu_seconds:g} s of CPU time"),
+    "idle": ("time_limit", "it waited for what never came"),
+    "threads": ("security", "more than {threads} threads"),
+}
+"""Status and reason of a run by `Observation.killed`. The reason may name fields of `Limits`."""
+
+
 def failure(seen: Observation, limits: Limits) -> tuple[str, str] | None:
     """Return (status, reason) of a run that failed, None for one that ran to its end."""
     # what the sandbox did or the kernel says comes first; exit status and text are the program's own words
-    if seen.killed == "cpu" or seen.cpu_seconds > limits.cpu_seconds or seen.signal == signal.SIGXCPU:
-        return "time_limit", f"more than {limits.cpu_seconds:g} s of CPU time"
-    if seen.killed == "idle":
-        return "time_limit", "it waited for what never came"
-    if seen.killed == "threads":
-        return "security", f"more than {limits.threads} threads"
+    late = seen.cpu_seconds > limits.cpu_seconds or seen.signal == signal.SIGXCPU
+    if (killed := "cpu" if late else seen.killed) is not None:
+        status, reason = _KILLED[killed]
+        return status, reason.format_map(dataclasses.asdict(limits))
     if not seen.compiled:
         return "syntax_error", _last_line(seen.errors) or "the compiler crashed on it"
     if len(seen.output) >= limits.output_mb * MIB or seen.signal == signal.SIGXFSZ:

@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import difflib
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -302,6 +303,10 @@ BESIDE = ("checker", "time_limit", "memory_limit_mb", "float_tolerance", "in_pla
 """Fields that are read next to ``tests`` as well as inside."""
 _LEAST_MEMORY_MB = 16
 _INTERACTIVE = ("interactive", "interactor", "is_interactive")
+_PRELUDES = ("import_prefix", "prelude")
+_FORMS = (("inputs", "inputs_kw", "outputs"), ("test_code", "code"), ("assert_case",))
+"""Fields of each form of tests."""
+_FIELDS = (*BESIDE, *_INTERACTIVE[1:], *sum(_FORMS, ()), "fn_name", "entry_point", *_PRELUDES, "compare")
 
 
 def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
@@ -320,16 +325,25 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     for name in _INTERACTIVE:
         if merged.get(name):
             raise SuiteError(f"field {name!r}: interactive problems are not supported; leave this problem out")
+    if (trouble := misspelt(tests, _FIELDS, cutoff=0.85)) is not None:
+        raise SuiteError(f"field 'tests': {trouble}")
+    given = [[name for name in form if tests.get(name) not in (None, "", [])] for form in _FORMS]
+    if len(forms := [names[0] for names in given if names]) > 1:
+        raise SuiteError(f"field 'tests' holds two forms of tests, {forms[0]!r} and {forms[1]!r}; remove one of them")
     cases, wrapped = _cases(merged)
     if not cases:
-        raise SuiteError("field 'tests' holds no test; a problem without tests cannot be judged")
-    tolerance, in_place = _comparison(merged)
+        raise SuiteError(
+            f"field {forms[0]!r} holds no assertion that calls the program; write one such as 'assert f(1) == 2'"
+            if forms
+            else "field 'tests' holds no test; a problem without tests cannot be judged"
+        )
+    tolerance, in_place = _comparison(merged, cases)
     memory = _positive(merged, "memory_limit_mb")
     if memory is not None and memory < _LEAST_MEMORY_MB:
         raise SuiteError(f"field 'memory_limit_mb' must be at least {_LEAST_MEMORY_MB}, got {memory:g}")
     return Suite(
         cases=tuple(cases),
-        prelude=_text(merged, "import_prefix") or _text(merged, "prelude"),
+        prelude=next(filter(None, (_text(merged, name) for name in _PRELUDES)), None),
         checker=_text(merged, "checker"),
         float_tolerance=tolerance,
         in_place=in_place,
@@ -337,6 +351,22 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
         time_limit=_positive(merged, "time_limit"),
         memory_limit_mb=None if memory is None else int(memory),
     )
+
+
+def misspelt(given: Collection[str], known: Sequence[str], *, cutoff: float = 0.9) -> str | None:
+    """Return what is wrong with the first name that is almost a known one which is not given; None if all is well.
+
+    Other unknown names are accepted: public data sets have further ones.
+
+    Args:
+        cutoff: least similarity, from 0 to 1 (`difflib`).
+    """
+    missing = [name for name in known if name not in given]
+    for name in given:
+        near = difflib.get_close_matches(str(name), missing, n=1, cutoff=cutoff)
+        if name not in known and near:
+            return f"unknown field {name!r}; did you mean {near[0]!r}?"
+    return None
 
 
 def tests_object(tests: Any) -> Mapping[str, Any]:
@@ -448,7 +478,7 @@ def _code_cases(code: str, entry: str | None) -> Sequence[Case]:
     return parsed
 
 
-def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
+def _comparison(tests: Mapping[str, Any], cases: Sequence[Case]) -> tuple[float | None, int | None]:
     """Return ``float_tolerance`` and ``in_place``, also from the form ``compare: {kind, ...}``."""
     fields = {name: tests.get(name) for name in ("float_tolerance", "in_place")}
     compare = tests.get("compare")
@@ -459,7 +489,11 @@ def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
             fields["in_place"] = compare.get("arg", 0)
     valid = "a finite number of at least 0"
     tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and 0 <= v < math.inf, valid)
-    return tolerance, _given(fields, "in_place", lambda v: type(v) is int and v >= 0, "the index of an argument")
+    counts = [len(case.positional) + len(case.named) for case in cases if isinstance(case, CallCase)]
+    valid = "the index of an argument that every test has, counted from 0"
+    return tolerance, _given(
+        fields, "in_place", lambda v: type(v) is int and 0 <= v < min(counts, default=v + 1), valid
+    )
 
 
 def _given(tests: Mapping[str, Any], name: str, fits: Callable[[Any], bool], what: str) -> Any:
