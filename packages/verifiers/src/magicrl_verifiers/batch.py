@@ -65,12 +65,6 @@ class BatchSummary:
     broken: tuple[str, ...]
 
 
-Line = tuple[Problem, str, bool]
-"""Problem of an input line, the text to judge, and whether the text is the answer itself."""
-Parse = Callable[[dict[str, Any], Any], Line]
-"""Reader of an input line from (object, its id); it raises ValueError."""
-
-
 Tell = Callable[[int, int], None]
 """Progress callback with the number of judged lines and of all lines."""
 
@@ -84,16 +78,19 @@ def judge_file(
     output: Path,
     pool: VerifierService,
     *,
-    parse: Parse,
+    submit: Callable[[dict[str, Any], Any], Ticket],
     row: Callable[[Any], dict[str, Any]],
-    submit: Callable[[Line], Ticket],
     workers: int,
     tell: Tell = untold,
 ) -> BatchSummary:
     """Judge every line of ``input`` with a pool that is warm; ``output`` appears whole when all are judged.
 
-    Until then ``<output>.part`` grows. Blank lines are skipped. `check_file` comes first. ``row`` gives the fields of
-    an output line after ``id`` and ``correct``, also for the plain verdict on a line that cannot be read.
+    Until then ``<output>.part`` grows. Blank lines are skipped. `check_file` comes first.
+
+    Args:
+        submit: queues a line, given its object and its id; raises ValueError for one that cannot be read.
+        row: gives the fields of an output line after ``id`` and ``correct``, also for the plain verdict on a line that
+            cannot be read.
     """
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
@@ -119,7 +116,7 @@ def judge_file(
         tell(outcomes.total(), lines)
 
     with part.open("w", encoding="utf-8") as file:
-        for line in _each_line(input, lambda found, name: submit(parse(found, name))):
+        for line in _each_line(input, submit):
             waiting.append(line)
             # enough to keep the workers busy; a file of millions of lines is not in memory
             if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
@@ -203,16 +200,12 @@ def verify_file(
     limits: dict[str, Any] = {"workers": count, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
     with VerifierPool(options=options, judge=judge, **limits) as pool:
         pool.warm_up([verifier])
-        return judge_file(
-            input,
-            output,
-            pool,
-            parse=partial(_parse, spec),
-            row=_row,
-            submit=lambda line: pool.submit(line[0], [line[1]]),
-            workers=count,
-            tell=tell,
-        )
+
+        def submit(row: dict[str, Any], name: Any) -> Ticket:
+            problem, response = _parse(spec, row, name)
+            return pool.submit(problem, [response])
+
+        return judge_file(input, output, pool, submit=submit, row=_row, workers=count, tell=tell)
 
 
 def verify_rows(
@@ -231,7 +224,7 @@ def verify_rows(
         RuntimeError: the verifier cannot be started.
     """
     spec = verifier_spec(verifier)
-    lines: list[Line] = []
+    lines: list[tuple[Problem, str]] = []
     for number, row in enumerate(rows):
         try:
             lines.append(_parse(spec, dict(row), row.get("id", number)))
@@ -239,7 +232,7 @@ def verify_rows(
         except ValueError as error:
             raise ValueError(f"record {number}: {error}") from error
     with VerifierPool(options=options, workers=workers, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
-        tickets = [pool.submit(problem, [text]) for problem, text, _ in lines]
+        tickets = [pool.submit(problem, [text]) for problem, text in lines]
         return [pool.result(ticket)[0] for ticket in tickets]
 
 
@@ -282,7 +275,8 @@ def _object(raw: bytes) -> dict[str, Any]:
     return found
 
 
-def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> Line:
+def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> tuple[Problem, str]:
+    """Return the problem and the response of a line."""
     if "gold" in row:  # the field's name before 0.2
         row = {"reference": row["gold"]} | {field: value for field, value in row.items() if field != "gold"}
     for field in ("reference", "response") if spec.needs_reference else ("response",):
@@ -302,7 +296,7 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> Line:
     problem = Problem(
         id=str(name), prompt=prompt, references=tuple(references), verifier=spec.name, source="file", extra=extra
     )
-    return problem, response, False
+    return problem, response
 
 
 def _check_names(row: Mapping[str, Any], *optional: str) -> None:
@@ -364,30 +358,18 @@ def verify_code_file(
     check_file(input, output)
     with CodePool(options, workers=workers) as pool:
         pool.warm_up()
-        return judge_file(
-            input,
-            output,
-            pool,
-            parse=_parse_code,
-            row=partial(_code_row, explain),
-            submit=lambda line: pool.submit(line[0], [line[1]], bare=line[2]),
-            workers=workers,
-            tell=tell,
-        )
+        submit, row = partial(_submit_code, pool), partial(_code_row, explain)
+        return judge_file(input, output, pool, submit=submit, row=row, workers=workers, tell=tell)
 
 
 def _code_row(explain: bool, verdict: Verdict) -> dict[str, Any]:
     passed, total = (verdict.passed, verdict.total) if isinstance(verdict, CodeVerdict) else (0, 0)
-    row: dict[str, Any] = {
-        "status": verdict.status,
-        "passed": passed,
-        "total": total,
-        "seconds": round(verdict.seconds, 4),
-    }
+    seconds = round(verdict.seconds, 4)
+    row: dict[str, Any] = {"status": verdict.status, "passed": passed, "total": total, "seconds": seconds}
     return {**row, "reason": verdict.reason} if explain else row
 
 
-def _parse_code(row: dict[str, Any], name: Any) -> Line:
+def _submit_code(pool: CodePool, row: dict[str, Any], name: Any) -> Ticket:
     given = [field for field in ("program", "response") if row.get(field) is not None]
     if len(given) != 1:
         raise ValueError(f"exactly one of the fields 'program' and 'response' is needed, got {given or 'none'}")
@@ -401,7 +383,7 @@ def _parse_code(row: dict[str, Any], name: Any) -> Line:
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
     references = (json.dumps({**beside, **tests}),)
     problem = Problem(id=str(name), prompt="", references=references, verifier="code", source="file")
-    return problem, text, given[0] == "program"
+    return pool.submit(problem, [text], bare=given[0] == "program")
 
 
 def examine_checker(judge: CodeJudge, suite: Suite, *, right: Sequence[str], wrong: Sequence[str]) -> dict[str, Any]:

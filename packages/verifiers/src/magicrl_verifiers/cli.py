@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -52,11 +54,8 @@ def math(
     from magicrl_verifiers.records import JudgeOptions
 
     options = JudgeOptions(reasoning=reasoning, extract=extract)
-    console = Console(emoji=False)
-    tell = ProgressLines(console).lines("judged")
-    summary = verify_file(input, output, options=options, time_limit=time_limit, workers=workers, tell=tell)
-    console.print(_counts(summary, output))
-    return all_read(summary)
+    judge = partial(verify_file, options=options, time_limit=time_limit, workers=workers)
+    return _counted(judge, input, output)
 
 
 @app.command(name="reward")
@@ -91,11 +90,8 @@ def custom_reward(
     """
     from magicrl_verifiers.batch import verify_file
 
-    console = Console(emoji=False)
     limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
-    summary = verify_file(input, output, verifier=name, tell=ProgressLines(console).lines("judged"), **limits)
-    console.print(_counts(summary, output))
-    return all_read(summary)
+    return _counted(partial(verify_file, verifier=name, **limits), input, output)
 
 
 @app.command
@@ -158,18 +154,28 @@ def code(
         sandbox=SandboxOptions(tier=tier, preload=tuple(preload or ())),
         judge=JudgeOptions(reasoning=reasoning),
     )
-    count = workers or usable_cores()
-    console = Console(emoji=False)
-    tell = ProgressLines(console).lines("judged")
-    summary = verify_code_file(input, output, options=options, workers=count, explain=explain, tell=tell)
-    console.print(_counts(summary, output))
-    return all_read(summary)
+    judge = partial(verify_code_file, options=options, workers=workers or usable_cores(), explain=explain)
+    return _counted(judge, input, output)
 
 
-def _counts(summary: BatchSummary, output: Path) -> str:
+def _judged(summary: BatchSummary) -> str:
     mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
     judged = summary.correct + summary.wrong
-    return f"{judged} judged, {summary.correct} correct{mean}, {summary.not_judged} not judged -> {output}"
+    return f"{judged} judged, {summary.correct} correct{mean}, {summary.not_judged} not judged"
+
+
+def _counted(
+    work: Callable[..., BatchSummary],
+    input: Path,
+    output: Path,
+    done: str = "judged",
+    counts: Callable[[BatchSummary], str] = _judged,
+) -> int:
+    """Do ``work`` on a file, with progress as lines ``done``, and print its counts; return the exit status."""
+    console = Console(emoji=False)
+    summary = work(input, output, tell=ProgressLines(console).lines(done))
+    console.print(f"{counts(summary)} -> {output}")
+    return all_read(summary)
 
 
 def all_read(summary: BatchSummary) -> int:
@@ -199,11 +205,8 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     from magicrl_verifiers.code.judge import CodeOptions
     from magicrl_verifiers.code.sandbox import Limits
 
-    console = Console(emoji=False)
-    options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
-    summary = admission_file(input, output, options, tell)
-    console.print(f"{summary.correct} checkers admitted -> {output}")
-    return all_read(summary)
+    work = partial(admission_file, options=CodeOptions(limits=Limits(cpu_seconds=time_limit)))
+    return _counted(work, input, output, "examined", lambda summary: f"{summary.correct} checkers admitted")
 
 
 @app.command(name="disagreements")
@@ -226,11 +229,8 @@ def find_disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -
     from magicrl_verifiers.code.judge import CodeOptions
     from magicrl_verifiers.code.sandbox import Limits
 
-    console = Console(emoji=False)
-    options, tell = CodeOptions(limits=Limits(cpu_seconds=time_limit)), ProgressLines(console).lines("examined")
-    summary = disagreements_file(input, output, options, tell)
-    console.print(f"{summary.wrong} problems need a checker -> {output}")
-    return all_read(summary)
+    work = partial(disagreements_file, options=CodeOptions(limits=Limits(cpu_seconds=time_limit)))
+    return _counted(work, input, output, "examined", lambda summary: f"{summary.wrong} problems need a checker")
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import json
 import re
@@ -320,7 +319,7 @@ class _Trial:
                 first = first or ("time_limit", f"test {at + 1}: the time for all tests together was used up")
                 break
             # one request is for one role: calls, whole programs and test code go to different children
-            alike = itertools.takewhile(functools.partial(_alike, cases[at]), cases[at : at + self._ahead])
+            _, alike = next(itertools.groupby(cases[at : at + self._ahead], key=type))
             for found in self._with_retries(list(alike)):
                 at += 1
                 if found is None:
@@ -483,10 +482,6 @@ class _Trial:
                 raise CheckerFailed(f"the test code failed before it called the program: {failed[1]}")
             return failed
         return None
-
-
-def _alike(one: Case, other: Case) -> bool:
-    return type(one) is type(other)
 
 
 def _input(case: Case) -> Mapping[str, bytes]:

@@ -478,19 +478,16 @@ class Sandbox:
     def _forkserver(self, kind: str) -> ForkServer:
         if kind in self._forkservers and self._forkservers[kind].runs >= _MAX_RUNS:
             self._forkservers.pop(kind).close()
-        if kind not in self._forkservers:
-            self._forkservers[kind] = self._fresh(_MODULES[kind])
-        return self._forkservers[kind]
-
-    def _fresh(self, modules: Sequence[str]) -> ForkServer:
-        """Start a fork server; one that is killed from outside while it warms up is started again."""
-        for attempt in range(_STARTS):
+        for attempt in range(1, _STARTS + 1):
+            if kind in self._forkservers:
+                break
             try:
-                return ForkServer(self._options, modules)
+                self._forkservers[kind] = ForkServer(self._options, _MODULES[kind])
             except SandboxError as error:
-                if isinstance(error, SandboxRefusal) or attempt == _STARTS - 1:
+                # one that is killed from outside while it warms up is started again
+                if isinstance(error, SandboxRefusal) or attempt == _STARTS:
                     raise
-        raise AssertionError
+        return self._forkservers[kind]
 
 
 def check_lost(seen: Observation, limits: Limits) -> None:
