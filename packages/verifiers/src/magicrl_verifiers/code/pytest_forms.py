@@ -290,11 +290,12 @@ class _Request(_Offered):
         return super().__getattr__(name)
 
 
-class _Scope(NamedTuple):
-    """Values of the fixtures of a test, class or module, and what ends them."""
+class _Scope(contextlib.ExitStack):
+    """What ends the fixtures of a test, class or module, and their values in ``made``."""
 
-    made: dict[Any, Any]
-    end: contextlib.ExitStack
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: dict[Any, Any] = {}
 
 
 _Fixtures = Mapping[str, Sequence[Any]]
@@ -342,17 +343,17 @@ class _Test:
         scope = self.scopes.get(wide or "function", self.scopes["function"])
         bound = function.__get__(self.instance) if "self" in inspect.signature(function).parameters else function
         known = {"param": self.params[name]} if name in self.params else {}
-        made = bound(**self.arguments(bound, {name: hidden + 1}, _Request(self, scope.end, **known)))
+        made = bound(**self.arguments(bound, {name: hidden + 1}, _Request(self, scope, **known)))
         if inspect.iscoroutine(made) or inspect.isasyncgen(made):
             raise Unsupported(f"fixture {name!r} is asynchronous")
         if inspect.isgenerator(made):
             # what follows the yield runs when the scope ends
             steps, made = made, next(made)
-            scope.end.callback(_finish, steps)
+            scope.callback(_finish, steps)
         return scope.made.setdefault(function, made)
 
     def _offered(self, name: str) -> Any:
-        end = self.scopes["function"].end
+        end = self.scopes["function"]
         if name == "monkeypatch":
             return end.enter_context(MonkeyPatch.context())
         if name == "capsys":
@@ -406,8 +407,8 @@ class _Collector:
         if tests and (kind.__init__ is not object.__init__ or kind.__new__ is not object.__new__):
             raise Unsupported(f"class {kind.__name__} has a constructor, so pytest does not collect it")
         own = {name: [*fixtures.get(name, ()), function] for name, function in _fixtures_of(members).items()}
-        scopes = {**outer, "class": _Scope({}, contextlib.ExitStack())}
-        with around(members.get("setup_class"), members.get("teardown_class"), kind), scopes["class"].end:
+        scopes = {**outer, "class": _Scope()}
+        with around(members.get("setup_class"), members.get("teardown_class"), kind), scopes["class"]:
             for name, one in tests.items():
                 if isinstance(one, type):
                     self.run_class(one, {**fixtures, **own}, scopes, [*marks, *_marks_of(kind)])
@@ -446,7 +447,7 @@ class _Collector:
         for chosen in itertools.product(*axes):
             values = {name: value for part in chosen for name, value in part[0].items()}
             params = {name: value for part in chosen for name, value in part[1].items()}
-            scopes = {"function": _Scope({}, contextlib.ExitStack()), **outer}
+            scopes = {"function": _Scope(), **outer}
             instance = method[0]() if method else None
             bound = getattr(instance, method[1]) if method else function
             test = _Test(bound, method[0] if method else None, instance, fixtures, scopes, values, params)
@@ -469,7 +470,7 @@ class _Collector:
         if instance is not None:
             hooks = [getattr(instance, f"{when}_method", None) for when in ("setup", "teardown")]
         try:
-            with test.scopes["function"].end, around(*hooks, test.function):
+            with test.scopes["function"], around(*hooks, test.function):
                 for name in used:
                     test.value(name)
                 result = test.function(**test.arguments(test.function))
@@ -490,7 +491,7 @@ class _Collector:
 
 def run_collected(names: Mapping[str, Any], ledger: Any) -> None:
     """Run the tests that a module defines; raise what the first failing one raised."""
-    module = _Scope({}, contextlib.ExitStack())
+    module = _Scope()
     marks = _listed(names.get("pytestmark", ()))
     fixtures = {name: [function] for name, function in _fixtures_of(names).items()}
     first = names.get("setUpModule") or names.get("setup_module")
@@ -499,7 +500,7 @@ def run_collected(names: Mapping[str, Any], ledger: Any) -> None:
     if not found:
         return
     collector = _Collector(ledger, [names.get(f"{when}_function") for when in ("setup", "teardown")])
-    with around(first, last, types.SimpleNamespace(**names)), module.end:
+    with around(first, last, types.SimpleNamespace(**names)), module:
         for one in found:
             if isinstance(one, type):
                 collector.run_class(one, fixtures, {"module": module}, marks)
