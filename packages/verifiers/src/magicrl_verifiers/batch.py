@@ -22,7 +22,7 @@ from magicrl_verifiers.code import remote, values
 from magicrl_verifiers.code.checkers import same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits
-from magicrl_verifiers.code.suite import BESIDE, AssertCase, StdinCase, Suite, misspelt, parse_suite, tests_object
+from magicrl_verifiers.code.suite import BESIDE, AssertCase, StdinCase, Suite, check_names, parse_suite, tests_object
 from magicrl_verifiers.judge_settings import JudgeSettings
 from magicrl_verifiers.records import (
     Extract,
@@ -282,7 +282,7 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> tuple[Problem,
     for field in ("reference", "response") if spec.needs_reference else ("response",):
         if field not in row:
             raise ValueError(f"field {field!r} is missing")
-    _check_names(row, "prompt")
+    check_names(row, ["prompt"])
     reference, prompt, response = row.get("reference"), row.get("prompt", ""), row["response"]
     references = reference if isinstance(reference, list | tuple) else [reference] if "reference" in row else []
     empty = not references and "reference" in row
@@ -297,12 +297,6 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> tuple[Problem,
         id=str(name), prompt=prompt, references=tuple(references), verifier=spec.name, source="file", extra=extra
     )
     return problem, response
-
-
-def _check_names(row: Mapping[str, Any], *optional: str) -> None:
-    # further fields are the user's own: only a name that is almost one of ours is a mistake
-    if (trouble := misspelt(row, optional)) is not None:
-        raise ValueError(trouble)
 
 
 def _number_text(value: Any) -> Any:
@@ -378,7 +372,7 @@ def _submit_code(pool: CodePool, row: dict[str, Any], name: Any) -> Ticket:
         raise ValueError(f"field {given[0]!r} must be text, got {type(text).__name__}")
     if "tests" not in row:
         raise ValueError("field 'tests' is missing")
-    _check_names(row, *BESIDE)
+    check_names(row, BESIDE)
     tests = tests_object(row["tests"])
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
     references = (json.dumps({**beside, **tests}),)
@@ -494,7 +488,7 @@ def _each_problem(
     with CodeJudge(options) as judge:
 
         def work(row: dict[str, Any], name: Any) -> tuple[bool, dict[str, Any]]:
-            _check_names(row, *BESIDE)
+            check_names(row, BESIDE)
             suite = parse_suite(row.get("tests"), {field: row[field] for field in BESIDE if field in row})
             return look(judge, suite, row)
 

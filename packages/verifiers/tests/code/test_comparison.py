@@ -98,8 +98,11 @@ def test_values(found: Any, wanted: Any, tolerance: float | None, strict: bool, 
         ({"inputs": ["1"], "outputs": ["1"], "float_tolerance": math.inf}, "float_tolerance"),
         ({"inputs": ["1"], "outputs": ["1"], "assert_case": ["assert f(1)"]}, "two forms.*'inputs' and 'assert_case'"),
         ({"test_code": "assert f(1)", "outputs": ["1"]}, "two forms of tests, 'outputs' and 'test_code'"),
-        ({"inputs": ["1"], "outputs": ["1"], "cheker": "set"}, "unknown field 'cheker'; did you mean 'checker'?"),
-        ({"inputs": ["1"], "outputs": ["1"], "func_name": "f"}, "unknown field 'func_name'; did you mean 'fn_name'?"),
+        ({"inputs": ["1"], "outputs": ["1"], "cheker": "set"}, "unknown field 'tests.cheker'; did you mean 'checker'?"),
+        (
+            {"inputs": ["1"], "outputs": ["1"], "func_name": "f"},
+            "'tests.func_name'; did you mean 'fn_name'",
+        ),
         ({"assert_case": ["assert True"]}, "'assert_case' holds no assertion that calls the program"),
         (
             {"fn_name": "f", "inputs": [[1, 2], [1]], "outputs": [1, 1], "in_place": 1},

@@ -325,8 +325,7 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     for name in _INTERACTIVE:
         if merged.get(name):
             raise SuiteError(f"field {name!r}: interactive problems are not supported; leave this problem out")
-    if (trouble := misspelt(tests, _FIELDS, cutoff=0.85)) is not None:
-        raise SuiteError(f"field 'tests': {trouble}")
+    check_names(tests, _FIELDS, inside="tests.", cutoff=0.85)
     given = [[name for name in form if tests.get(name) not in (None, "", [])] for form in _FORMS]
     if len(forms := [names[0] for names in given if names]) > 1:
         raise SuiteError(f"field 'tests' holds two forms of tests, {forms[0]!r} and {forms[1]!r}; remove one of them")
@@ -353,20 +352,23 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     )
 
 
-def misspelt(given: Collection[str], known: Sequence[str], *, cutoff: float = 0.9) -> str | None:
-    """Return what is wrong with the first name that is almost a known one which is not given; None if all is well.
+def check_names(given: Collection[str], known: Sequence[str], *, inside: str = "", cutoff: float = 0.9) -> None:
+    """Refuse a name that is almost a known one which is not given.
 
-    Other unknown names are accepted: public data sets have further ones.
+    Other unknown names are accepted: they are the user's own, and public data sets have further ones.
 
     Args:
+        inside: what the message puts before the name.
         cutoff: least similarity, from 0 to 1 (`difflib`).
+
+    Raises:
+        SuiteError: there is such a name.
     """
     missing = [name for name in known if name not in given]
     for name in given:
         near = difflib.get_close_matches(str(name), missing, n=1, cutoff=cutoff)
         if name not in known and near:
-            return f"unknown field {name!r}; did you mean {near[0]!r}?"
-    return None
+            raise SuiteError(f"unknown field {f'{inside}{name}'!r}; did you mean {near[0]!r}?")
 
 
 def tests_object(tests: Any) -> Mapping[str, Any]:
