@@ -89,7 +89,7 @@ def collect(run: Path) -> dict[str, Any]:
         found = {tau: {key: found[key] for key in keep} for tau, found in document["temperatures"].items()}
         tests[file.name.partition("-")[0]] = found
     steps = [json.loads(line)["values"] for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    data = check_run(config, run.with_name(f".{run.name}-collect"), resume=False).data
+    data, _ = check_run(config, run.with_name(f".{run.name}-collect"), resume=False)
     test = next(iter(data.test.values()), ())
     sources = (*config.data.train, *config.data.test.values())
     bare = [[without_template(p, config.data.train) for p in problems] for problems in (data.train, test or data.train)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from magicrl.records import ScoredGroup
@@ -35,27 +35,8 @@ class PassCount:
         return self.counted > 0 and self.correct == 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FilterResult:
-    """Keys of the problems that a filter keeps and removes, in the given order, and the reasons.
-
-    Attributes:
-        kept: Keys that remain.
-        removed: Keys that were removed.
-        all_correct: Number of removed problems that were always solved.
-        all_wrong: Number of removed problems that were never solved.
-        not_judged: Number of removed problems without a judged response.
-    """
-
-    kept: tuple[str, ...]
-    removed: tuple[str, ...]
-    all_correct: int
-    all_wrong: int
-    not_judged: int
-
-
-def offline_filter(counts: Mapping[str, PassCount]) -> FilterResult:
-    """Drop the problems that the initial checkpoint solved never (0/N) or always (N/N).
+def offline_filter(counts: Mapping[str, PassCount]) -> dict[str, PassCount]:
+    """Return the problems that the initial checkpoint solved never (0/N) or always (N/N), which are dropped.
 
     N is the number of judged responses. A problem without one is dropped too, because it may not be possible to judge
     it.
@@ -63,11 +44,11 @@ def offline_filter(counts: Mapping[str, PassCount]) -> FilterResult:
     Raises:
         ValueError: No problem remains.
     """
-    return _without(counts, lambda c: c.all_correct or c.correct == 0, "offline difficulty filter")
+    return _removed(counts, lambda c: c.all_correct or c.correct == 0, "offline difficulty filter")
 
 
-def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str]) -> FilterResult:
-    """Drop, at the start of a stage, the prompts that the policy solved completely at their last visit.
+def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str]) -> dict[str, PassCount]:
+    """Return, at the start of a stage, the prompts that the policy solved completely at their last visit. Drop these.
 
     A prompt is solved if every counted response of its last visit in the previous stage was correct (the report says
     "correctness was 1", which this states per sample). Prompts without a visit stay.
@@ -82,25 +63,27 @@ def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str])
     # 0 of 0 is not all correct, so a prompt without a visit stays.
     nothing = PassCount(correct=0, counted=0)
     counts = {problem: last_visits.get(problem, nothing) for problem in problems}
-    return _without(counts, lambda c: c.all_correct, "online filter")
+    return _removed(counts, lambda c: c.all_correct, "online filter")
 
 
-def _without(counts: Mapping[str, PassCount], unwanted: Callable[[PassCount], bool], what: str) -> FilterResult:
-    # In the order of the problems, so that the remaining ones keep it.
+def _removed(counts: Mapping[str, PassCount], unwanted: Callable[[PassCount], bool], what: str) -> dict[str, PassCount]:
     gone = {problem: c for problem, c in counts.items() if unwanted(c)}
-    result = FilterResult(
-        kept=tuple(problem for problem in counts if problem not in gone),
-        removed=tuple(gone),
-        all_correct=sum(c.all_correct for c in gone.values()),
-        all_wrong=sum(c.all_wrong for c in gone.values()),
-        not_judged=sum(not c.counted for c in gone.values()),
-    )
-    if not result.kept:
+    if len(gone) == len(counts):
+        correct, wrong, unjudged = reasons(gone.values())
         raise ValueError(
-            f"the {what} leaves none of {len(counts)} problems: {result.all_correct} always correct, "
-            f"{result.all_wrong} never correct, {result.not_judged} not judged"
+            f"the {what} leaves none of {len(counts)} problems: {correct} always correct, {wrong} never correct, "
+            f"{unjudged} not judged"
         )
-    return result
+    return gone
+
+
+def reasons(removed: Collection[PassCount]) -> tuple[int, int, int]:
+    """Return how many of the removed problems were always solved, never solved, and not judged."""
+    return (
+        sum(c.all_correct for c in removed),
+        sum(c.all_wrong for c in removed),
+        sum(not c.counted for c in removed),
+    )
 
 
 class VisitRecord:

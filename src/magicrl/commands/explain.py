@@ -111,7 +111,7 @@ def explained(
     # torch takes seconds to import
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import set_threads
-    from magicrl.training.repeating import Attributor, PrecisePolicy, of_state, repeat, varied_config
+    from magicrl.training.repeating import Attributor, PrecisePolicy, repeat, varied_config, weights_of
 
     # refused before anything is computed
     variants = [(words, varied_config(run, words)) for words in what_if]
@@ -124,19 +124,19 @@ def explained(
         config = repeated.config
         probe = PrecisePolicy(config, repeated.learner.start)
         attributor = Attributor(config.in_stage(repeated.metrics.stage), probe, repeated.groups)
-        for update in repeated.again():
+        before = repeated.checkpoint.learner_state()
+        for update in repeated.learner.again(before, repeated.updates):
             attributor.add(update)
-        measured = _Measured(probe, attributor, of_state(repeated.checkpoint.learner_state(), "weights"))
+        measured = _Measured(probe, attributor, weights_of(before))
         moved, entropy_change, gains = measured.changes(repeated.after)
         controls = repeated.updates[0][1] if repeated.updates else None
-        named = ("name", "recorded", "repeated", "note", "equal")
         document = {
             "run": str(run),
             "step": step,
             "stage": repeated.metrics.stage,
             "from_checkpoint": repeated.begun,
             "equal": repeated.equal,
-            "checks": [{key: getattr(check, key) for key in named} for check in repeated.checks],
+            "checks": list(repeated.checks),
             "warnings": list(repeated.warnings),
             "update": {
                 "sgd_steps": len(repeated.updates),

@@ -37,7 +37,7 @@ from magicrl_verifiers.several import each_name, reward_names
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
     from magicrl.models.prompts import PromptEncoder
-    from magicrl.training.recipe_proposal import FirstLook, Look, Numbers, Setting, Solved, Speed
+    from magicrl.training.recipe_proposal import FirstLook, Look, Numbers, Setting, Solved
 
 PROBLEMS = 12
 """Number of problems that are sampled."""
@@ -128,10 +128,10 @@ def init(
     encoder = PromptEncoder(policy.tokenizer, policy.max_context)
     encoder.encode(read.problems[0])  # a conversation without a chat template is refused before it is counted
     _report(console, read, policy, encoder)
-    best, speed, settings = _look(name, read, policy, encoder, console)
+    best, speed, precision = _look(name, read, policy, encoder, console)
     best, solved = _learnable(read, policy, encoder, best, place)
-    setting = _setting(name, read, policy, encoder, best, place, minutes)
-    text, numbers, start = propose(setting, best, settings, speed, solved)
+    setting = _setting(name, read, policy, encoder, best, place, minutes, precision, speed)
+    text, numbers, start = propose(setting, best, solved)
     _write(console, text, numbers, start, solved, place, minutes, keep=output is not None)
     console.print(f"took {duration(time.perf_counter() - began)}", style="dim")
     return tomllib.loads(text)
@@ -271,11 +271,15 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
 
 def _look(
     model: str, read: _Data, policy: LoadedModel, encoder: PromptEncoder, console: Console
-) -> tuple[Look, Speed, ModelConfig]:
-    """Sample with several prompt templates. Return the best one, this machine's speed and settings that fit it."""
+) -> tuple[Look, tuple[float, float, float], ModelConfig]:
+    """Sample with several prompt templates.
+
+    Returns the best one; tokens per second on this machine in sampling and in training, with the KL of one update; and
+    settings that fit this machine.
+    """
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
-    from magicrl.training.recipe_proposal import FirstLook, Speed, measured_step, proposed_learning_rate
+    from magicrl.training.recipe_proposal import FirstLook, measured_step, proposed_learning_rate
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
@@ -288,20 +292,20 @@ def _look(
     best = _best_look(look, chosen, [read.problems[i] for i in order[PROBLEMS:]] or chosen, policy, encoder, console)
     greedy = next(
         item
-        for item in look.ask(chosen, best.way.template, max_tokens=best.answers.max_tokens, temperature=0.0)
-        if item.way.extract == best.way.extract
+        for item in look.ask(chosen, best.template, max_tokens=best.answers.max_tokens, temperature=0.0)
+        if item.extract == best.extract
     )
-    extract = "" if best.answers.judging.extract is None else f", extract {best.way.extract}"
-    text = f"best: template {best.way.template!r}{extract}; {greedy.answers.correct:.0%} correct"
+    extract = "" if best.answers.judging.extract is None else f", extract {best.extract}"
+    text = f"best: template {best.template!r}{extract}; {greedy.answers.correct:.0%} correct"
     print_prose(console, f"{text} at temperature 0")
     print_prose(console, f"sample answer: {best.example[:SHOWN]!r}")
     look.close()
     rate = proposed_learning_rate(parameters)
     learned, kl = measured_step(policy, settings, best.sampled, best.others, rate)
-    speed = Speed(sampled=look.tokens / look.seconds, learned=learned, kl=kl)
-    print_prose(console, f"this machine: {speed.sampled:.0f} tokens/s in sampling, {speed.learned:.0f} in training")
+    sampled = look.tokens / look.seconds
+    print_prose(console, f"this machine: {sampled:.0f} tokens/s in sampling, {learned:.0f} in training")
     print_prose(console, f"one update at a learning rate of {rate:g} has a KL of {kl:.1g} nats per token")
-    return best, speed, settings
+    return best, (sampled, learned, kl), settings
 
 
 def _best_look(
@@ -329,7 +333,7 @@ def _best_look(
             break
     best = max(looks, key=lambda item: item.signal)
     if best.answers.truncated > 0.3 and longest + 2 * limit <= policy.max_context and look.seconds < SECONDS / 2:
-        longer = look.ask(chosen, best.way.template, max_tokens=2 * limit)
+        longer = look.ask(chosen, best.template, max_tokens=2 * limit)
         looks += longer
         best = max((*longer, best), key=lambda item: item.signal)
     # Where the model tries many answers, one that is right in hundreds is enough to learn from: look for it.
@@ -399,11 +403,20 @@ def _learnable(
 
 
 def _setting(
-    model: str, read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path, minutes: float
+    model: str,
+    read: _Data,
+    policy: LoadedModel,
+    encoder: PromptEncoder,
+    best: Look,
+    output: Path,
+    minutes: float,
+    precision: ModelConfig,
+    speed: tuple[float, float, float],
 ) -> Setting:
     """Return the facts of the recipe in ``output``, with paths relative to its folder."""
     from magicrl.training.recipe_proposal import Setting, with_template
 
+    sampled, learned, kl = speed
     return Setting(
         model=beside(model, output) if Path(model).is_dir() else model,
         data=read.source.family or read.source.hub or beside(str(read.source.path), output),
@@ -413,9 +426,13 @@ def _setting(
         verifier=_relative(read.source.verifier, output),
         parameters=sum(p.numel() for p in policy.model.parameters()),
         context=policy.max_context,
-        prompt_lengths=sorted(encoder.length(with_template(problem, best.way.template)) for problem in read.problems),
+        prompt_lengths=sorted(encoder.length(with_template(problem, best.template)) for problem in read.problems),
         reasoning=best.answers.judging.reasoning or "auto",
         minutes=minutes,
+        precision=precision,
+        sampled=sampled,
+        learned=learned,
+        kl=kl,
     )
 
 
@@ -473,7 +490,7 @@ def _from_solutions(
     """Return the expected answers after supervised fine-tuning on the data's worked solutions; None if there are too
     few.
     """
-    from magicrl.training.recipe_proposal import Solved, Way, templates_for
+    from magicrl.training.recipe_proposal import Solved, templates_for
     from magicrl.training.sft import encoded_solutions
 
     # the last template requests the box that a solution ends with
@@ -489,7 +506,7 @@ def _from_solutions(
         return None
     lengths = tuple(sorted(len(sample.tokens) for samples in shown for sample in samples))
     answers = dataclasses.replace(best.answers, truncated=0.0, max_tokens=lengths[-1])
-    look = dataclasses.replace(best, way=Way(template, "box"), answers=answers, lengths=lengths)
+    look = dataclasses.replace(best, template=template, extract="box", answers=answers, lengths=lengths)
     right = f"{100 * best.answers.correct:.0f} %"
     why = f"{right} of its answers are correct, and {len(shown)} problems have a worked solution"
     return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(shown), tokens=lengths, why=why)
@@ -515,7 +532,7 @@ def _print_looks(console: Console, looks: Sequence[Look]) -> None:
         shares = (answers.correct, answers.mixed, answers.answered or 0.0, answers.truncated)
         lengths = f"{_quantiles(np.array(look.lengths))} of " if look.lengths else "none ended, "
         cells = (*(f"{share:.0%}" for share in shares), f"{lengths}{answers.max_tokens}")
-        rows.append((repr(look.way.template), *((look.way.extract,) if extracted else ()), *cells))
+        rows.append((repr(look.template), *((look.extract,) if extracted else ()), *cells))
         table.add_row(*rows[-1])
     needed = console.measure(table, options=console.options.update(max_width=10_000)).maximum
     if needed <= console.width:

@@ -93,7 +93,7 @@ def preflight(
         ready = check_run(config, run.with_name(f".{run.name}-preflight"), resume=False)
         set_threads(config)
         with contextlib.closing(LocalParts(config).judge()) as judge:
-            judge.warm_up(ready.data.verifiers())
+            judge.warm_up(ready[0].verifiers())
             start = start_model_folder(config.start, run.parent / "models", lambda what, done, of: None)
             built = build_run(config, ready, start)
             with contextlib.closing(built.engine):

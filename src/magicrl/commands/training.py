@@ -236,8 +236,8 @@ def prepared(recipe: Path | Mapping[str, Any], overrides: Overrides, output: Pat
         refuse_live_elsewhere(config)
         parts = parts_of(config, folder)
         ready = check_run(config, folder, resume=resume)
-    if ready.policy is not None:
-        warn_of_toy_recipe(recipe, overrides, sum(p.numel() for p in ready.policy.model.parameters()))
+    if (policy := ready[1]) is not None:
+        warn_of_toy_recipe(recipe, overrides, sum(p.numel() for p in policy.model.parameters()))
     return Prepared(
         recipe=recipe,
         overrides=overrides,

@@ -154,7 +154,8 @@ def build_run(config: TrainConfig, ready: Ready, start: Path | str, parts: Local
         ValueError: A file is unusable. The text says what to do.
     """
     parts = parts or LocalParts(config)
-    policy, data = ready.policy or parts.policy(start), ready.data
+    data, loaded = ready
+    policy = loaded or parts.policy(start)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     learner = parts.learner(policy)
     check = LogprobCheck(

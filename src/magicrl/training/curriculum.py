@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
-from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
+from magicrl.algorithms.filters import PassCount, offline_filter
 from magicrl.config.schema import EvaluationConfig, StageConfig, TrainConfig
 from magicrl.evaluation.job import Encode, Progress, evaluation_seed, sample_problems, score
 from magicrl.evaluation.statistics import Score
@@ -160,9 +160,10 @@ def filter_by_difficulty(
     sampler: tuple[RolloutEngine, VerifierService, Encode],
     path: Path,
     progress: Callable[[int, int], None],
-) -> tuple[FilterResult, Diagnosis]:
-    """Apply the offline filter ``data.difficulty_filter``. Returns its result by key, and the diagnosis of the answers.
+) -> tuple[list[str], dict[str, PassCount], Diagnosis]:
+    """Apply the offline filter ``data.difficulty_filter``.
 
+    Returns the keys of the problems that it keeps, those that it removes, and the diagnosis of the answers.
     It is measured once per run, and once per prompt. ``path`` stores the counts, which a resumed run reads again.
 
     Raises:
@@ -183,10 +184,12 @@ def filter_by_difficulty(
         found = diagnose(SampledAnswers(**document["answers"], judging=judging))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to measure the difficulty again") from None
+    by_key = {p.key: counts[p.id] for p in problems if p.id in counts}
     try:
-        return offline_filter({p.key: counts[p.id] for p in problems if p.id in counts}), found
+        removed = offline_filter(by_key)
     except ValueError as error:
         raise ValueError(f"data.difficulty_filter: {error} (the counts are in {path}): {found.text}") from None
+    return [key for key in by_key if key not in removed], removed, found
 
 
 def _measured(
@@ -216,10 +219,7 @@ def _measured(
         seed=evaluation_seed(config.run.seed, "difficulty"),
         progress=progress,
     )
-    counts = {
-        g.group.request.problem.key: PassCount(correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum()))
-        for g in groups
-    }
+    counts = {g.group.request.problem.key: PassCount.of(g) for g in groups}
     try:
         answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=judging))
     except RuntimeError as error:

@@ -54,6 +54,11 @@ LENGTH, TRUNCATION, REJECTED = "length/mean", "train/truncation/ratio", "groups/
 TEACHER_KL = "learner/teacher_kl"
 CLIPPED, SGD_STEPS, SAMPLER_GAP = "learner/clip_ratio", "learner/sgd_steps", "learner/sampler_gap_mean"
 LARGEST_RATIO = "learner/ratio_max"
+KEPT = sorted(
+    {*STEP_KEYS, TARGET, FINISHED_ACCURACY, NOT_JUDGED, LENGTH, TEACHER_KL}
+    | {CLIPPED, SGD_STEPS, SAMPLER_GAP, LARGEST_RATIO}
+)
+"""Metrics that the rules read. The monitor stores no others, so that its state fits into every checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +68,6 @@ class HealthRule:
     Attributes:
         name: Key in events.
         severity: ``info`` is expected behaviour worth knowing, ``critical`` usually ruins the run.
-        keys: Metrics that it reads. The monitor stores only these.
         sign: Description of the sign, in a sentence.
         check: Function of the steps so far. Returns a message, or None if all is well, or answers whose diagnosis gives
             message and remedy.
@@ -72,20 +76,24 @@ class HealthRule:
 
     name: str
     severity: Severity
-    keys: tuple[str, ...]
     sign: str
     check: Check
     remedy: str
 
 
-def rule(severity: Severity, *keys: str, remedy: str) -> Callable[[Check], HealthRule]:
-    """Return a decorator that makes a rule of a function. The first line of its docstring is the sign."""
+RULES: list[HealthRule] = []
+"""Every rule, in the order in which findings of one step are reported."""
 
-    def made(check: Check) -> HealthRule:
+
+def rule(severity: Severity, *, remedy: str) -> Callable[[Check], Check]:
+    """Return a decorator that adds a function to the rules. The first line of its docstring is the sign."""
+
+    def added(check: Check) -> Check:
         sign = (check.__doc__ or "").partition("\n")[0]
-        return HealthRule(name=check.__name__, severity=severity, keys=keys, sign=sign, check=check, remedy=remedy)
+        RULES.append(HealthRule(name=check.__name__, severity=severity, sign=sign, check=check, remedy=remedy))
+        return check
 
-    return made
+    return added
 
 
 def last(series: Series, count: int, *keys: str) -> list[float]:
@@ -121,9 +129,6 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 
 @rule(
     "critical",
-    EXACT,
-    SAMPLED,
-    ACCURACY,
     remedy="Sample at temperature 1 (rollout.temperature), make one update per training step (algorithm.reuse = 1"
     " and mini_batch = rollout_batch), lower the learning rate, or hold entropy at a target"
     " (entropy.controller = 'adaptive').",
@@ -141,9 +146,6 @@ def entropy_collapse(series: Series) -> str | None:
 
 @rule(
     "critical",
-    EXACT,
-    SAMPLED,
-    TARGET,
     remedy="Lower the entropy coefficient (entropy.alpha, or entropy.step and entropy.maximum), or lower "
     "algorithm.clip_high. If neither helps, lower optimizer.learning_rate and check whether any answer is correct.",
 )
@@ -162,9 +164,6 @@ def entropy_growth(series: Series) -> str | None:
 
 @rule(
     "info",
-    ACCURACY,
-    FINISHED_ACCURACY,
-    MEAN_REWARD,
     remedy="Expected early in a stage with a short T: the policy learns to finish in time. Nothing to change; "
     "accuracy of finished responses recovers later.",
 )
@@ -183,8 +182,6 @@ def response_shortening(series: Series) -> str | None:
 
 @rule(
     "warning",
-    ACCURACY,
-    MEAN_REWARD,
     remedy="Enlarge the batch (rollout_batch, group_size) or check the data: wrong references, problems that are "
     "all too hard or too easy (data.difficulty_filter).",
 )
@@ -205,8 +202,6 @@ def early_plateau(series: Series) -> str | None:
 
 @rule(
     "warning",
-    *STEP_KEYS,
-    TEACHER_KL,
     remedy="By cause: a larger T, a form of answer that the verifier reads, or other problems.",
 )
 def groups_rejected(series: Series) -> SampledAnswers | None:
@@ -224,7 +219,6 @@ def groups_rejected(series: Series) -> SampledAnswers | None:
 
 @rule(
     "warning",
-    NOT_JUDGED,
     remedy="The verifier fails: its first error is in the log, the others are next to their responses in the recorded "
     "rollouts. Accuracy and advantages only use responses with a verdict, which are not a random sample.",
 )
@@ -238,9 +232,6 @@ def answers_not_judged(series: Series) -> str | None:
 
 @rule(
     "info",
-    CLIPPED,
-    LARGEST_RATIO,
-    SGD_STEPS,
     remedy="The policy hardly moves between the updates of one batch: optimizer.learning_rate may be too low.",
 )
 def clip_never_acts(series: Series) -> str | None:
@@ -257,7 +248,6 @@ def clip_never_acts(series: Series) -> str | None:
 
 @rule(
     "warning",
-    CLIPPED,
     remedy="The policy moves far from its own data within a step: lower optimizer.learning_rate, or make fewer updates "
     "(larger mini_batch, algorithm.reuse = 1).",
 )
@@ -271,7 +261,6 @@ def clip_share_high(series: Series) -> str | None:
 
 @rule(
     "warning",
-    SAMPLER_GAP,
     remedy="Sample in the learner's precision (rollout.dtype = model.dtype), in one that rounds less (model.dtype = "
     "'float16'), or correct for the gap (algorithm.correction = 'tis'); older weights (rollout.max_staleness, "
     "rollout.weight_lag) widen it too.",
@@ -286,8 +275,6 @@ def sampler_gap(series: Series) -> str | None:
 
 @rule(
     "critical",
-    EXACT,
-    SAMPLED,
     remedy="The sampler's log-probs do not belong to the distribution it samples from: check its temperature "
     "and top_p.",
 )
@@ -305,9 +292,6 @@ def entropy_estimators_disagree(series: Series) -> str | None:
 
 @rule(
     "warning",
-    LENGTH,
-    ACCURACY,
-    MEAN_REWARD,
     remedy="Check the longest rollouts for loops; lower the entropy coefficient or the learning rate, or "
     "shorten T for a while.",
 )
@@ -326,7 +310,6 @@ def length_explosion(series: Series) -> str | None:
 
 @rule(
     "warning",
-    TRUNCATION,
     remedy="Raise the stage's max_tokens, and use algorithm.advantage_mask = 'none': masking truncated responses "
     "removes the incentive to finish.",
 )
@@ -341,23 +324,6 @@ def truncation_stuck(series: Series) -> str | None:
     return f"{now:.0%} of the responses truncated at T after {len(cut)} steps of this stage ({earlier:.0%} before)"
 
 
-RULES: tuple[HealthRule, ...] = (
-    entropy_collapse,
-    entropy_growth,
-    response_shortening,
-    early_plateau,
-    groups_rejected,
-    answers_not_judged,
-    clip_never_acts,
-    clip_share_high,
-    sampler_gap,
-    entropy_estimators_disagree,
-    length_explosion,
-    truncation_stuck,
-)
-"""Every rule, in the order in which findings of one step are reported."""
-
-
 class HealthMonitor:
     """Health rules applied to a run step by step.
 
@@ -367,15 +333,12 @@ class HealthMonitor:
 
     def __init__(self, judging: Judging = ANY_JUDGING) -> None:
         self._judging = judging
-        # Metrics that no rule reads are dropped, so that the state fits into every checkpoint.
-        self._keys = {key for rule in RULES for key in rule.keys}
         self._series: list[StepMetrics] = []
         self._quiet: dict[str, int] = {}  # steps since its rule last fired, per current episode
 
     def observe(self, metrics: StepMetrics) -> list[dict[str, Any]]:
         """Observe one training step and return its new findings, each as a line of ``events.jsonl``."""
-        # Sorted, since a set's order differs between processes, but a resumed run must write the same state.
-        kept = {k: metrics.values[k] for k in sorted(self._keys) if metrics.values.get(k) is not None}
+        kept = {k: metrics.values[k] for k in KEPT if metrics.values.get(k) is not None}
         self._series.append(StepMetrics(step=metrics.step, stage=metrics.stage, values=kept))
         # After enough quiet steps an episode is over, and its rule may report again.
         self._quiet = {name: steps + 1 for name, steps in self._quiet.items() if steps < REARM_STEPS}

@@ -65,19 +65,13 @@ BOX_WORTH = 0.8
 """Smallest share of the signal for which only boxes are read: a box is never right by chance."""
 
 
-class Way(NamedTuple):
-    """Prompt template and extraction: ``data.train.template`` and ``verifier.extract``."""
-
-    template: str
-    extract: Extract
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
     """Result of one prompt template and extraction.
 
     Attributes:
-        way: Template and extraction.
+        template: Prompt template (``data.train.template``).
+        extract: Extraction (``verifier.extract``).
         answers: Answers at temperature 1.
         per_problem: Share of correct answers per problem.
         lengths: Tokens of the complete answers, ascending.
@@ -86,7 +80,8 @@ class Look:
         others: The same prompts with another answer.
     """
 
-    way: Way
+    template: str
+    extract: Extract
     answers: SampledAnswers
     per_problem: tuple[float, ...]
     lengths: tuple[int, ...]
@@ -97,7 +92,7 @@ class Look:
     @property
     def signal(self) -> float:
         """Score for comparison: groups with different rewards, then correct answers."""
-        worth = 1.0 if self.way.extract == "box" else BOX_WORTH
+        worth = 1.0 if self.extract == "box" else BOX_WORTH
         return worth * (self.answers.mixed + 0.1 * self.answers.correct)
 
     @property
@@ -110,15 +105,6 @@ class Look:
     def length(self, quantile: float) -> int:
         """Return a quantile of the lengths; T where no answer is complete."""
         return int(np.quantile(self.lengths, quantile)) if self.lengths else self.answers.max_tokens
-
-
-class Speed(NamedTuple):
-    """Tokens per second on this machine: sampled with all rows in use, and learned in a forward and backward pass."""
-
-    sampled: float
-    learned: float
-    kl: float = 0.0
-    """Nats per token of one update at the proposed learning rate."""
 
 
 def templates_for(problem: Problem, encoder: PromptEncoder, *, chat: bool) -> tuple[str, ...]:
@@ -208,7 +194,7 @@ class FirstLook:
             read["lenient"] = [
                 score_group(g.group, judge.result(ticket)) for g, ticket in zip(boxed, tickets, strict=True)
             ]
-        return [self._look(Way(template=template, extract=extract), read[extract], max_tokens) for extract in read]
+        return [self._look(template, extract, groups, max_tokens) for extract, groups in read.items()]
 
     def close(self) -> None:
         """Free the cache and stop the verifiers."""
@@ -216,11 +202,12 @@ class FirstLook:
         for judge in self._judges.values():
             judge.close()
 
-    def _look(self, way: Way, groups: Sequence[ScoredGroup], max_tokens: int) -> Look:
-        judging = Judging(way.extract, self._reasoning) if self._reads else Judging()
+    def _look(self, template: str, extract: Extract, groups: Sequence[ScoredGroup], max_tokens: int) -> Look:
+        judging = Judging(extract, self._reasoning) if self._reads else Judging()
         ended = sorted(c.num_sampled for g in groups for c in g.group.completions if not c.truncated)
         return Look(
-            way=way,
+            template=template,
+            extract=extract,
             answers=answers_of(groups, max_tokens=max_tokens, judging=judging),
             per_problem=tuple(float(g.correct[g.counted].mean()) for g in groups if g.counted.any()),
             lengths=tuple(ended),
@@ -308,6 +295,14 @@ class Setting(NamedTuple):
     reasoning: str
     minutes: float
     """Time budget of the run."""
+    precision: ModelConfig
+    """Precision and micro-batches that fit this machine."""
+    sampled: float
+    """Tokens per second on this machine, sampled with all rows in use."""
+    learned: float
+    """Tokens per second on this machine, learned in a forward and backward pass."""
+    kl: float
+    """Nats per token of one update at the proposed learning rate."""
 
 
 class Solved(NamedTuple):
@@ -379,7 +374,7 @@ class Numbers(NamedTuple):
     """Number of the steps that belong to a second stage."""
 
 
-def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numbers:
+def numbers(setting: Setting, look: Look, *, solved: bool) -> Numbers:
     """Return the sizes that fit the model's answers, its context and the time; ``solved``: after a supervised start."""
     size, expected = look.group
     longest = setting.prompt_lengths[-1]
@@ -397,11 +392,11 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     lost = 1 - (0.5 if solved else expected)
     asked, kept = sum(lost**n for n in range(REFILL_ROUNDS + 1)), 1 - lost ** (REFILL_ROUNDS + 1)
     # A group's prompt is learned once for its M responses.
-    a_group = size * (asked * mean / speed.sampled + kept * (mean + prompt / size) / speed.learned)
+    a_group = size * (asked * mean / setting.sampled + kept * (mean + prompt / size) / setting.learned)
     seconds = 60 * setting.minutes * (1 - START_SHARE if solved else 1)
     # Two evaluations, each with 5 answers per problem: a greedy one and 4 at temperature 1 (`propose`). At most a fifth
     # of the problems and 100, at least 8, as many as the time allows.
-    affordable = int(TEST_SHARE * seconds / 2 / (5 * mean / speed.sampled))
+    affordable = int(TEST_SHARE * seconds / 2 / (5 * mean / setting.sampled))
     held = max(1, min(100, len(setting.problems) // 5, max(8, affordable)))
     train = len(setting.problems) - held
     batch = 4
@@ -412,7 +407,7 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     steps = max(FEW_STEPS, min(400, round(TRAINING_SHARE * seconds / step)))
     # N of the difficulty filter that the time allows; 0 for none.
     budget = FILTER_SHARE * seconds
-    filtered = next((n for n in (16, 8, 4) if train * n * mean / speed.sampled <= budget), 0) if expected < 0.5 else 0
+    filtered = next((n for n in (16, 8, 4) if train * n * mean / setting.sampled <= budget), 0) if expected < 0.5 else 0
     # A second stage with a larger T, if answers were truncated and there are enough steps.
     second = cut > 0.1 and 2 * limit <= setting.context - prompt_limit
     return Numbers(
@@ -427,15 +422,13 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
         step_seconds=step,
         steps=steps,
         seconds=steps * step
-        + (2 * 5 * held + train * filtered) * mean / speed.sampled
+        + (2 * 5 * held + train * filtered) * mean / setting.sampled
         + (START_SHARE * 60 * setting.minutes if solved else 0),
         later=steps // 3 if second and steps >= 3 * FEW_STEPS else 0,
     )
 
 
-def propose(
-    setting: Setting, look: Look, model: ModelConfig, speed: Speed, solved: Solved | None = None
-) -> tuple[str, Numbers, str]:
+def propose(setting: Setting, look: Look, solved: Solved | None) -> tuple[str, Numbers, str]:
     """Return a recipe for ``setting`` with the best prompt template, each number with its reason.
 
     With ``solved`` it starts with a supervised start, and answers are expected to resemble the solutions.
@@ -443,7 +436,7 @@ def propose(
     Returns:
         The text of the recipe, its numbers, and the text of the supervised start's recipe, empty without one.
     """
-    n = numbers(setting, look, speed, solved=solved is not None)
+    n = numbers(setting, look, solved=solved is not None)
     rate = proposed_learning_rate(setting.parameters)
     longest = setting.prompt_lengths[-1]
     sections = [
@@ -458,14 +451,14 @@ def propose(
             f"expected_minutes = {n.seconds / 60:.1f}",
         ],
         ["[start]", f"sft = {_text(solved.recipe)}  # {solved.why}" if solved else f"model = {_text(setting.model)}"],
-        _precision("[model]", model),
+        _precision("[model]", setting.precision),
         [
             "[data]",
             f"holdout = {n.held_out}  # problems of the evaluations before and after; never trained on",
             f"max_prompt_tokens = {n.prompt_limit}  # the longest prompt has {longest}",
             'overlong_prompts = "drop"' if n.prompt_limit < longest else "",
         ],
-        _source("[[data.train]]", setting, look.way),
+        _source("[[data.train]]", setting, look.template),
         [
             "[data.difficulty_filter]",
             f"samples = {n.filtered}  # drops the many problems that are never or always solved",
@@ -475,7 +468,7 @@ def propose(
         ["[rollout]", f"max_rows = {MAX_ROWS}", "memory_limit_mb = 2048"],
         [
             "[verifier]",
-            f"extract = {_text(look.way.extract)}  # {_WHY_EXTRACT[look.way.extract]}",
+            f"extract = {_text(look.extract)}  # {_WHY_EXTRACT[look.extract]}",
             f"reasoning = {_text(setting.reasoning)}",
         ]
         if look.answers.judging.extract is not None  # a reward function and tests get the whole response
@@ -490,8 +483,8 @@ def propose(
         else ["[entropy]", 'preset = "report"'],
         [
             "[optimizer]",
-            f"learning_rate = {checked_learning_rate(rate, speed.kl):g}  # by the size of the model: {rate:g}; there, "
-            f"an update has a KL of {speed.kl:.1g} nats per token",
+            f"learning_rate = {checked_learning_rate(rate, setting.kl):g}  # by the size of the model: {rate:g}; "
+            f"there, an update has a KL of {setting.kl:.1g} nats per token",
             "warmup_steps = 3",
         ],
         _stage(
@@ -506,13 +499,13 @@ def propose(
         ["[evaluation]", "temperatures = [0.0, 1.0]", "samples = 4", "pass_at = [4]"],
         ["[checkpoint]", f"every = {max(5, min(20, n.steps // 4))}"],
     ]
-    return _written(sections), n, _start(setting, look.way, model, speed, solved, n.held_out) if solved else ""
+    return _written(sections), n, _start(setting, look.template, solved, n.held_out) if solved else ""
 
 
-def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved: Solved, held: int) -> str:
+def _start(setting: Setting, template: str, solved: Solved, held: int) -> str:
     """Return the recipe of the supervised start: a few passes over the solutions, in its share of the time."""
     a_solution = sum(solved.tokens) / len(solved.tokens) + setting.prompt_lengths[len(setting.prompt_lengths) // 2]
-    a_step = START_BATCH * a_solution / speed.learned
+    a_step = START_BATCH * a_solution / setting.learned
     shown = max(1, solved.problems - held)
     affordable = int(START_SHARE * 60 * setting.minutes / a_step)
     steps = max(LEAST_START_STEPS, min(affordable, math.ceil(PASSES * shown / START_BATCH)))
@@ -521,7 +514,7 @@ def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved:
         [f"# Written by magicrl init: {solved.why}."],
         ["[run]", f"name = {_text(f'{_name(setting.model, setting.data)}-start')}"],
         ["[model]", f"folder = {_text(setting.model)}"],
-        _precision("[training]", model),
+        _precision("[training]", setting.precision),
         [
             "[[phases]]",
             f"steps = {steps}  # {passes:.1f} passes over {shown} solved problems, about {steps * a_step:.0f} s",
@@ -530,7 +523,7 @@ def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved:
             f"warmup_steps = {max(1, steps // 10)}",
             f"holdout = {held}  # as in the training recipe: no evaluation problem is trained on",
         ],
-        _source("[phases.data]", setting, way),
+        _source("[phases.data]", setting, template),
     ]
     return _written(sections)
 
@@ -548,13 +541,13 @@ def _precision(table: str, model: ModelConfig) -> list[str]:
     ]
 
 
-def _source(table: str, setting: Setting, way: Way) -> list[str]:
+def _source(table: str, setting: Setting, template: str) -> list[str]:
     columns = ", ".join(f"{name} = {_text(column)}" for name, column in setting.columns.items())
     return [
         table,
         f"{setting.kind} = {_text(setting.data)}",
         f"count = {len(setting.problems)}" if setting.kind == "family" else "",
-        f"template = {_text(way.template)}",
+        f"template = {_text(template)}",
         f"verifier = {_text(setting.verifier)}" + ("  # the answers are words" if setting.verifier == "exact" else "")
         if setting.verifier
         else "",

@@ -71,15 +71,9 @@ def flat_values(tensors: Iterable[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
 
 
-def of_state(state: Mapping[str, Any], prefix: str) -> Tensor:
-    """Return the weights or one moment of a learner, ``[P]`` float32, by name; zeros for a moment before the first
-    update."""
-    names = weight_names(state)
-    found, at = torch.empty(sum(state[f"weights/{name}"].numel() for name in names)), 0
-    for name in names:
-        values = _flat(state, prefix, name)
-        found[at : (at := at + len(values))] = values
-    return found
+def weights_of(state: Mapping[str, Any]) -> Tensor:
+    """Return the weights of a learner, ``[P]`` float32 on the CPU, by name."""
+    return torch.cat([state[f"weights/{name}"].detach().reshape(-1).float().cpu() for name in weight_names(state)])
 
 
 def weight_names(state: Mapping[str, Any]) -> list[str]:
@@ -88,6 +82,7 @@ def weight_names(state: Mapping[str, Any]) -> list[str]:
 
 
 def _flat(state: Mapping[str, Any], prefix: str, name: str) -> Tensor:
+    """Return the moment of one weight; zeros before the first update."""
     return flat_values([state.get(f"{prefix}/{name}", torch.zeros_like(state[f"weights/{name}"]))])
 
 
@@ -256,9 +251,9 @@ class Attributor:
     def add(self, update: RepeatedUpdate) -> None:
         """Add one update of the step. Call it in the order of the updates."""
         probe, tau, samples = self._probe, self.temperature, update.batch.samples
-        before = of_state(update.before, "weights")
+        before = weights_of(update.before)
         self.own += own_part(self._config, update)
-        self.moved += of_state(update.after, "weights") - before
+        self.moved += weights_of(update.after) - before
         probe.put(before)
         del before
         by_logprob, by_entropy = probe.derivatives(update.batch, update.controls)
@@ -279,23 +274,6 @@ Noted: TypeAlias = tuple[TrainBatch, Controls, float]
 """Mini-batch and controls of an update, and its gradient norm."""
 WHAT_IF = ("algorithm.", "entropy.", "optimizer.", "reference.coefficient=", "reward=")
 """Settings that ``--what-if`` may change: those of the update, and the reward."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Check:
-    """Hash of a record of the run, and of its repetition; None where nothing was recorded.
-
-    ``note`` says what differs, or why nothing can be compared.
-    """
-
-    name: str
-    recorded: str | None
-    repeated: str
-    note: str = ""
-
-    @property
-    def equal(self) -> bool | None:
-        return None if self.recorded is None else self.recorded == self.repeated
 
 
 class NotingLearner(LocalLearner):
@@ -329,12 +307,8 @@ class _Parts(LocalParts):
 
     made: NotingLearner
 
-    def __init__(self, config: TrainConfig) -> None:
-        super().__init__(config)
-        self._recipe = config
-
     def learner(self, policy: LoadedModel) -> NotingLearner:
-        self.made = NotingLearner(self._recipe, policy)
+        self.made = NotingLearner(self._config, policy)
         return self.made
 
 
@@ -379,17 +353,13 @@ class Repeated:
     groups: tuple[ScoredGroup, ...]
     updates: tuple[Noted, ...]
     learner: NotingLearner
-    checks: tuple[Check, ...]
+    checks: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
 
     @property
     def equal(self) -> bool:
         """Whether everything that could be compared is equal."""
-        return all(check.equal is not False for check in self.checks)
-
-    def again(self) -> Iterator[RepeatedUpdate]:
-        """Yield the step's updates repeated, with the learner's state before and after each."""
-        return self.learner.again(self.checkpoint.learner_state(), self.updates)
+        return all(check["equal"] is not False for check in self.checks)
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -468,7 +438,7 @@ def repeat(run: Path, step: int, report: Callable[[str], None] = lambda _: None)
         metrics=metrics,
         begun=0 if source is None else step_of(source),
         checkpoint=before,
-        after=of_state(after, "weights"),
+        after=weights_of(after),
         groups=groups,
         updates=parts.made.noted,
         learner=parts.made,
@@ -516,8 +486,8 @@ def _scratch(run: Path, folder: Path, config: TrainConfig, source: Path | None) 
 
 def _checks(
     run: Path, folder: Path, row: Mapping[str, Any], metrics: StepMetrics, after: Mapping[str, Any]
-) -> tuple[Check, ...]:
-    """Compare the step's metrics, responses and weights with the record."""
+) -> tuple[dict[str, Any], ...]:
+    """Compare the step's metrics, responses and weights with the record. Returns the rows that ``explain`` prints."""
     name = f"step-{metrics.step:06d}"
     was, now = (
         {key: value for key, value in values.items() if not key.startswith(CLOCK)}
@@ -525,18 +495,27 @@ def _checks(
     )
     differing = sorted(key for key in was.keys() | now.keys() if was.get(key) != now.get(key))
     note = "" if not differing else f"differs in {', '.join(differing[:4])}" + (" ..." if differing[4:] else "")
-    checks = [Check(name="metrics", recorded=_digest(was), repeated=_digest(now), note=note)]
+    checks = [check_row("metrics", _digest(was), _digest(now), note)]
     rollouts = run / "rollouts" / f"{name}.parquet"
     again = _rollouts_hash(folder / "rollouts" / f"{name}.parquet")
     recorded = _rollouts_hash(rollouts) if rollouts.exists() else None
     note = "" if recorded else "the run did not record the responses of this step (logging.rollouts_every)"
-    checks.append(Check(name="responses", recorded=recorded, repeated=again, note=note))
+    checks.append(check_row("responses", recorded, again, note))
     kept, note = run / "checkpoints" / name, "the run keeps no checkpoint of this step"
     recorded = None
     if kept.exists():
         recorded, note = state_hash(load_checkpoint(kept).learner_state()), "weights and moments after the step"
-    checks.append(Check(name="weights", recorded=recorded, repeated=state_hash(after), note=note))
+    checks.append(check_row("weights", recorded, state_hash(after), note))
     return tuple(checks)
+
+
+def check_row(name: str, recorded: str | None, repeated: str, note: str) -> dict[str, Any]:
+    """Return the hash of a record of the run, and of its repetition; None where nothing was recorded.
+
+    ``note`` says what differs, or why nothing can be compared.
+    """
+    equal = None if recorded is None else recorded == repeated
+    return {"name": name, "recorded": recorded, "repeated": repeated, "note": note, "equal": equal}
 
 
 def _digest(values: Any) -> str:
@@ -665,9 +644,9 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> tuple[StepResul
         except (ValueError, TrainingStopped) as error:
             raise ValueError(f"--what-if {words}: {error}") from error
     start_state = repeated.checkpoint.learner_state()
-    before = after = of_state(start_state, "weights")
+    before = after = weights_of(start_state)
     own = torch.zeros_like(before)
     for update in learner.again(start_state, learner.noted):
         own += own_part(config, update)
-        after = of_state(update.after, "weights")
+        after = weights_of(update.after)
     return result, own, after - before, after

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol
 
-from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
+from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter, reasons
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
@@ -217,7 +217,7 @@ def open_session(
         # Set before anything is computed: sums, and so bits, depend on the number of threads.
         threads = set_threads(config)
         with contextlib.closing(parts.judge()) as judge:
-            judge.warm_up(ready.data.verifiers())  # Finds a broken installation now, not after the cold start.
+            judge.warm_up(ready[0].verifiers())  # Finds a broken installation now, not after the cold start.
             start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
             built = build_run(config, ready, start, parts)
             folder.start(config, {**built.facts(), "threads": threads})
@@ -501,22 +501,22 @@ class Session:
             return
         remaining = self._sampler.remaining
         try:
-            result = online_filter(self._visits.last_visits(), [p.key for p in remaining])
+            solved = online_filter(self._visits.last_visits(), [p.key for p in remaining])
         except ValueError as error:
             # A run that has solved its problems keeps them, and ends with an evaluation and a model.
             self._visits.clear()
             self.warn(f"{error}; it removes none of them. Use harder problems, or fewer stages")
             return
-        by = removals(remaining, result.removed)
-        removed = self._sampler.remove(result.removed)
+        by = removals(remaining, solved)
+        removed = self._sampler.remove(solved)
         self._solved += removed
         self._visits.clear()
         self._event(
             "filter",
             f"online filter removed {removed} of {len(remaining)} problems, all that ask one of the "
-            f"{len(result.removed)} solved prompts: {in_words(by['source'])}",
+            f"{len(solved)} solved prompts: {in_words(by['source'])}",
             removed=removed,
-            removed_prompts=len(result.removed),
+            removed_prompts=len(solved),
             kept=len(remaining) - removed,
             by_source=by["source"],
             by_difficulty=by["difficulty"],
@@ -528,28 +528,28 @@ class Session:
         if settings is None:
             return self._data.train
         # A resumed run repeats this: it reads the counts and reports the events only once.
-        result, found = filter_by_difficulty(
+        kept, removed, found = filter_by_difficulty(
             self._config,
             self._data.train,
             (self._engine, self._judge, self._encode),
             self._folder.path / "difficulty.json",
             lambda i, n: self._observer.progress("difficulty filter", i, n),
         )
+        all_correct, all_wrong, not_judged = reasons(removed.values())
         self._event_once(
             "filter",
-            f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of "
-            f"{len(result.kept) + len(result.removed)} prompts: {result.all_wrong} never solved, "
-            f"{result.all_correct} always, {result.not_judged} not judged",
-            kept=len(result.kept),
-            all_wrong=result.all_wrong,
-            all_correct=result.all_correct,
+            f"difficulty filter (N = {settings.samples}) kept {len(kept)} of {len(kept) + len(removed)} prompts: "
+            f"{all_wrong} never solved, {all_correct} always, {not_judged} not judged",
+            kept=len(kept),
+            all_wrong=all_wrong,
+            all_correct=all_correct,
         )
-        if len(result.kept) < (step := self._config.stages[0].rollout_batch):
-            few = f"the difficulty filter kept {len(result.kept)} problems, fewer than a step draws (D_R = {step})"
+        if len(kept) < (step := self._config.stages[0].rollout_batch):
+            few = f"the difficulty filter kept {len(kept)} problems, fewer than a step draws (D_R = {step})"
             details = {"rule": "filter_keeps_little", "severity": "critical", "remedy": found.remedy}
             self._event_once("health", f"{few}: {found.message}", **details)
-        kept = set(result.kept)
-        return tuple(p for p in self._data.train if p.key in kept)
+        chosen = set(kept)
+        return tuple(p for p in self._data.train if p.key in chosen)
 
     def examine(self, name: str, *, start: bool) -> None:
         """Evaluate the learner's current weights on the test sets. Sets with a recorded result are skipped."""

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -236,18 +237,9 @@ def _place(problem: Problem, sources: Sequence[SourceConfig], key: str) -> str:
     return next((found for source in sources if (found := source_place_of(problem.id, source))), key)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """Results of the checks that the run uses.
-
-    Attributes:
-        data: Problems.
-        policy: ``start.model`` in float32 on the run's device; None where it is trained first, or lives on other
-            machines.
-    """
-
-    data: RunData
-    policy: LoadedModel | None
+Ready: TypeAlias = tuple[RunData, LoadedModel | None]
+"""Results of the checks that the run uses: problems, and ``start.model`` in float32 on the run's device. None where it
+is trained first, or lives on other machines."""
 
 
 def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
@@ -307,7 +299,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             device,
             lambda model: run_terms(counted, model, shape, longest + observed) | {"teacher": teacher},
         )
-    return Ready(data=data, policy=policy if config.start.model is not None and here else None)
+    return data, policy if config.start.model is not None and here else None
 
 
 def _check_model(config: TrainConfig, policy: LoadedModel, base: str, device: torch.device) -> None:

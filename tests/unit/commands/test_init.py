@@ -39,8 +39,6 @@ from magicrl.training.recipe_proposal import (
     BOXED,
     Look,
     Setting,
-    Speed,
-    Way,
     checked_learning_rate,
     group_size,
     measured_step,
@@ -87,8 +85,8 @@ def test_what_it_writes_can_be_run(toy: Path, tmp_path: Path) -> None:
     assert config.verifier.extract == "lenient", "a model without boxes"
     assert config.data.train[0].template == "{prompt}", "its tokenizer has no words for a hint"
     assert config.model.dtype == "float32", "of a tiny model"
-    ready = check_run(config, tmp_path / "run", resume=False)
-    assert len(ready.data.test["holdout"]) == config.data.holdout
+    data, _ = check_run(config, tmp_path / "run", resume=False)
+    assert len(data.test["holdout"]) == config.data.holdout
 
 
 @pytest.mark.parametrize(
@@ -140,7 +138,7 @@ def test_a_reward_column_that_the_data_lacks_is_named_before_the_model_is_loaded
 def test_the_table_of_templates_is_whole_in_a_narrow_terminal_and_in_a_file(width: int, terminal: bool) -> None:
     printed = io.StringIO()
     console = Console(file=printed, width=width, force_terminal=terminal, color_system=None)
-    boxed = dataclasses.replace(look(0.2, (100, 120)), way=Way(template=BOXED, extract="box"))
+    boxed = dataclasses.replace(look(0.2, (100, 120)), template=BOXED)
     _print_looks(console, [boxed])
     assert repr(BOXED) in printed.getvalue(), "the template is on one line"
     words = " ".join(printed.getvalue().split())
@@ -228,8 +226,9 @@ def test_numbers_by_hand() -> None:
 def look(truncated: float, lengths: tuple[int, ...]) -> Look:
     judging = Judging("box", "auto")
     answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated, judging=judging)
-    way = Way(template="{prompt}", extract="box")
-    return Look(way=way, answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example="")
+    return Look(
+        template="{prompt}", extract="box", answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example=""
+    )
 
 
 @pytest.mark.parametrize(("context", "second_stage"), [(700, False), (1124, True)])
@@ -248,8 +247,12 @@ def test_the_sizes_of_a_recipe_by_hand(context: int, second_stage: bool) -> None
         prompt_lengths=[20, 80, 100],
         reasoning="auto",
         minutes=60,
+        precision=ModelConfig(),
+        sampled=100,
+        learned=200,
+        kl=0.0,
     )
-    found = numbers(setting, look(0.2, (100, 100)), Speed(sampled=100, learned=200), solved=False)
+    found = numbers(setting, look(0.2, (100, 100)), solved=False)
     assert (found.group_size, found.limit, found.prompt_limit) == (8, 512, 100)
     # four of five answers have 100 tokens, the fifth is between 256 and 512
     mean = 0.8 * 100 + 0.2 * 384
@@ -273,10 +276,11 @@ def test_a_step_takes_longer_where_rejected_groups_are_replaced() -> None:
     setting = Setting(
         model="m", data="d", kind="path", columns={}, problems=list(islice(asked, 50)), verifier=None,
         parameters=135_000_000, context=1000, prompt_lengths=[80], reasoning="auto", minutes=3,
+        precision=ModelConfig(), sampled=100, learned=1e9, kl=0.0,
     )  # fmt: skip
     seen = dataclasses.replace(look(0.0, (100,)), per_problem=(0.0, 0.0625))
     size, share = group_size(seen.per_problem)
-    found = numbers(setting, seen, Speed(sampled=100, learned=1e9), solved=False)
+    found = numbers(setting, seen, solved=False)
     lost = 1 - share
     assert 0.3 < lost < 0.8
     assert found.step_seconds == pytest.approx(4 * size * (1 + lost + lost**2))
@@ -302,7 +306,7 @@ def test_where_nothing_is_right_worked_solutions_are_a_start(tmp_path: Path) -> 
     assert start.phases[0].data is not None
     assert start.phases[0].data.template == config.data.train[0].template != "{prompt}"
     assert config.verifier.extract == "box"
-    assert check_run(config, tmp_path / "run", resume=False).data.test["holdout"]
+    assert check_run(config, tmp_path / "run", resume=False)[0].test["holdout"]
 
 
 def test_from_python_a_recipe_comes_back_and_train_takes_it(
@@ -331,7 +335,7 @@ def test_a_custom_reward_judges_and_stands_in_the_recipe(
     recipe = magicrl.init(toy, "mine.jsonl", reward="own.py:score", minutes=1, progress=False)
     assert recipe["data"]["train"][0]["verifier"] == "./own.py:score"
     assert "verifier" not in recipe, "a reward function gets the whole response: nothing is extracted"
-    assert [p.verifier for p in check_run(load_train_recipe(recipe), Path("run"), resume=False).data.train][:1] == [
+    assert [p.verifier for p in check_run(load_train_recipe(recipe), Path("run"), resume=False)[0].train][:1] == [
         f"{tmp_path}/own.py:score"
     ]
 

@@ -98,7 +98,7 @@ def test_a_pass_shows_every_solution_that_is_not_held_out_once(folder: Path) -> 
     assert shown(config, policy, first=4) == seen[16:], "the same from any step on"
 
     config = load_train_recipe(folder / "run.toml")
-    data = check_run(config, folder / "run", resume=False).data
+    data, _ = check_run(config, folder / "run", resume=False)
     held = {p.prompt for p in data.test["holdout"]}
     assert len(held) == 2
     assert not any(prompt in text for prompt in held for text, _ in seen)
