@@ -83,7 +83,7 @@ class Ours:
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the batch's gradients at the current weights, without changing them."""
-        self.learner.accumulate(self.batch.samples, self.learner.sample_weights(self.batch), CONTROLS)
+        self.learner.accumulate(self.batch.samples, self.learner.objective.sample_weights(self.batch), CONTROLS)
         found = {name: gradient.clone() for name, gradient in self.learner.gradients().items()}
         self.learner.restore(self.learner.state())  # discards accumulated gradients
         return found

@@ -88,7 +88,7 @@ def learner(dtype: torch.dtype, loss: str, budget: int = 10_000) -> LocalLearner
 
 def gradient(one: LocalLearner, samples: Sequence[TrainSample]) -> dict[str, Tensor]:
     batch = TrainBatch.of(samples, max_response_tokens=32)
-    one.accumulate(batch.samples, one.sample_weights(batch), CONTROLS)
+    one.accumulate(batch.samples, one.objective.sample_weights(batch), CONTROLS)
     return {name: value.clone() for name, value in one.gradients().items()}
 
 
@@ -97,7 +97,7 @@ def two_workers(dtype: torch.dtype, loss: str, samples: Sequence[TrainSample]) -
     total: dict[str, Tensor] = {}
     for share in ([0, 3, 4, 11], [1, 2, 5, 6, 7, 8, 9, 10]):
         worker = learner(dtype, loss)
-        worker.accumulate([samples[i] for i in share], worker.sample_weights(batch)[share], CONTROLS)
+        worker.accumulate([samples[i] for i in share], worker.objective.sample_weights(batch)[share], CONTROLS)
         for name, value in worker.gradients().items():
             total[name] = total[name] + value if name in total else value.clone()
     return total

@@ -93,10 +93,10 @@ def found_steps(run: Path) -> dict[str, Any]:
     rows = [StepMetrics(step=r["step"], stage=r["stage"], values=r["values"]) for _, r in sorted(lines.items())]
     found: list[dict[str, Any]] = []
     for one in notable_steps(rows):
-        source = newest_before(run, one.step)
+        source = newest_before(run, one["step"])
         begun = 0 if source is None else step_of(source)
-        seconds = sum(float(row.values.get("time/step") or 0) for row in rows if begun < row.step <= one.step)
-        found.append({**one._asdict(), "from_checkpoint": begun, "seconds": seconds})
+        seconds = sum(float(row.values.get("time/step") or 0) for row in rows if begun < row.step <= one["step"])
+        found.append({**one, "from_checkpoint": begun, "seconds": seconds})
     return {"run": str(run), "steps": len(rows), "notable": found}
 
 

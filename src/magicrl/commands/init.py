@@ -343,7 +343,7 @@ def _best_look(
             break
         asked = [others[i % len(others)] for i in range(number * RARE, (number + 1) * RARE)]
         limit = best.answers.max_tokens
-        more = look.ask(asked, best.way.template, max_tokens=limit, samples=RARE, seed=number + 1)
+        more = look.ask(asked, best.template, max_tokens=limit, samples=RARE, seed=number + 1)
         looks += more
         best = max((*more, best), key=lambda item: item.signal)
     _print_looks(console, looks)

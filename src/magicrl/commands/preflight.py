@@ -104,8 +104,8 @@ def preflight(
     values["learnable"]["answers"].pop("judging")
     return {
         "recipe": config.run.name,
-        "sound": all(item.severity != "stop" for item in found),
-        "findings": [item.as_dict() for item in found],
+        "sound": all(item["severity"] != "stop" for item in found),
+        "findings": found,
         **values,
     }
 

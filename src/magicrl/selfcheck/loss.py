@@ -148,7 +148,7 @@ def case_error(case: Case) -> float:
     )
     samples = library_samples(case, model)
     batch = TrainBatch.of(samples, max_response_tokens=T)
-    found = learner.accumulate(batch.samples, learner.sample_weights(batch), case.controls).values()["loss"]
+    found = learner.accumulate(batch.samples, learner.objective.sample_weights(batch), case.controls).values()["loss"]
     model.requires_grad_(True)
     expected = slow_loss(case, *slow_responses(case, model, samples))
     expected.backward()

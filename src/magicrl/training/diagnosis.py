@@ -250,18 +250,16 @@ def diagnose(answers: SampledAnswers, *, forms_tried: bool = False) -> Diagnosis
         first, *others = sorted(shares, key=lambda cause: -shares[cause])
         causes = [first, *(cause for cause in others if shares[cause] >= ENOUGH)]
     advice = tuple(_advice(cause, answers, forms_tried=forms_tried) for cause in causes)
-    if causes[0] in ("all_right", "same_reward") or not may_be_found(answers):
+    found = answers.found_per_step
+    # Groups with an advantage are rare, but may be frequent enough per step to teach.
+    if causes[0] in ("all_right", "same_reward") or found is None or found < FOUND_PER_STEP:
         return Diagnosis(cause=causes[0], message=_seen(answers), advice=advice)
-    return Diagnosis(cause=causes[0], message=_seen(answers), advice=(_advice_if_rare(answers), *advice), rare=True)
+    return Diagnosis(
+        cause=causes[0], message=_seen(answers), advice=(_advice_if_rare(found, answers.entropy), *advice), rare=True
+    )
 
 
-def may_be_found(answers: SampledAnswers) -> bool:
-    """Return whether groups with an advantage are rare, but frequent enough per step to teach."""
-    return answers.found_per_step is not None and answers.found_per_step >= FOUND_PER_STEP
-
-
-def _advice_if_rare(answers: SampledAnswers) -> str:
-    found, entropy = answers.found_per_step or 0.0, answers.entropy
+def _advice_if_rare(found: float, entropy: float | None) -> str:
     if entropy is None:
         tries = ""
     elif entropy >= EXPLORES:
@@ -278,10 +276,12 @@ def _advice_if_rare(answers: SampledAnswers) -> str:
     )
 
 
-def _seen(answers: SampledAnswers) -> str:
-    def percent(share: float) -> str:
-        return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+def percent(share: float) -> str:
+    """Return ``12 %``, with a decimal below 10 %."""
+    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
 
+
+def _seen(answers: SampledAnswers) -> str:
     form = "boxed" if answers.judging.extract == "box" else "readable"
     ended = "" if answers.answered is None else f"{percent(answers.answered)} end with a {form} answer, "
     right = f"{percent(answers.correct)} of the answers are right"

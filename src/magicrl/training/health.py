@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -380,13 +380,9 @@ WINDOW = 20
 """Steps at each end of a run whose mean rewards are compared, next to the validation."""
 
 
-class Notable(NamedTuple):
-    """A notable step: kind of sign, reason in a sentence, and strength."""
-
-    step: int
-    sign: str
-    why: str
-    strength: float
+Notable: TypeAlias = dict[str, Any]
+"""A notable step, as ``magicrl explain --json`` prints it: ``step``, kind of ``sign``, reason in a sentence (``why``),
+``strength``."""
 
 
 _SIGNS = (
@@ -401,7 +397,7 @@ def notable_steps(rows: Sequence[StepMetrics]) -> list[Notable]:
     """Return the notable steps, strongest first, at most ``MOST_STEPS``."""
     found = [one for sign in _SIGNS for one in _apart(_standing_out(rows, *sign))]
     found += _reward_alone(rows)
-    return sorted(found, key=lambda one: (-one.strength, one.step))[:MOST_STEPS]
+    return sorted(found, key=lambda one: (-one["strength"], one["step"]))[:MOST_STEPS]
 
 
 def _standing_out(
@@ -420,15 +416,16 @@ def _standing_out(
             continue
         times = f"{now[0] / middle:.2g} times" if middle else "against"
         why = f"{words.format(now=now[0], was=middle, times=times)} of the {len(before)} steps before"
-        found.append(Notable(row.step, name, why, abs(change) / max(typical, 0.01 * abs(middle), 1e-12)))
+        strength = abs(change) / max(typical, 0.01 * abs(middle), 1e-12)
+        found.append({"step": row.step, "sign": name, "why": why, "strength": strength})
     return found
 
 
 def _apart(found: Sequence[Notable]) -> list[Notable]:
     """Return the strongest finding of each episode."""
     kept: list[Notable] = []
-    for one in sorted(found, key=lambda one: -one.strength):
-        if all(abs(one.step - other.step) > APART for other in kept):
+    for one in sorted(found, key=lambda one: -one["strength"]):
+        if all(abs(one["step"] - other["step"]) > APART for other in kept):
             kept.append(one)
     return kept
 
@@ -436,6 +433,7 @@ def _apart(found: Sequence[Notable]) -> list[Notable]:
 def _reward_alone(rows: Sequence[StepMetrics]) -> list[Notable]:
     """Return steps with reward but no learning: it rose without the validation, or nearly all groups were rejected."""
     found: list[Notable] = []
+    sign = "reward without learning"
     rewards, validated = (
         [(row.step, values[0]) for row in rows if (values := column([row], key))]
         for key in (MEAN_REWARD, "validation/accuracy/mean")
@@ -449,7 +447,7 @@ def _reward_alone(rows: Sequence[StepMetrics]) -> list[Notable]:
                 f"the reward rose from {early:.2f} to {late:.2f} while validation went from {first:.2f} to {last:.2f}; "
                 "it rose most up to here"
             )
-            found.append(Notable(max(rises)[1], "reward without learning", why, (late - early) * 100))
+            found.append({"step": max(rises)[1], "sign": sign, "why": why, "strength": (late - early) * 100})
     for row in rows:
         rejected, reward = column([row], REJECTED), column([row], MEAN_REWARD, ACCURACY)
         if rejected and reward and rejected[0] >= 0.9 and reward[0] > 0:
@@ -457,5 +455,5 @@ def _reward_alone(rows: Sequence[StepMetrics]) -> list[Notable]:
                 f"the mean reward is {reward[0]:.2f}, and {rejected[0]:.0%} of the groups have equal rewards: "
                 "nothing is learned from these"
             )
-            found.append(Notable(row.step, "reward without learning", why, FAR + 10 * rejected[0]))
+            found.append({"step": row.step, "sign": sign, "why": why, "strength": FAR + 10 * rejected[0]})
     return _apart(found)

@@ -42,6 +42,8 @@ class LocalLearner:
         valid_vocab: Number of rows of the output head that are tokens. None means all.
 
     Attributes:
+        objective: The loss.
+        optimizer: Master weights and moments, for a caller that computes the gradients itself.
         scorer: Splits samples into micro-batches and computes their log-probs.
 
     Raises:
@@ -57,7 +59,7 @@ class LocalLearner:
         valid_vocab: int | None = None,
     ) -> None:
         learning = learning or LearnerSettings()
-        self._objective = Objective(learning)
+        self.objective = Objective(learning)
         settings = learning.model
         self._tokenizer = tokenizer
         # All parameters. With LoRA, `LoraAdapters` freezes the model's own again.
@@ -70,7 +72,7 @@ class LocalLearner:
         # `named_parameters` lists a tied tensor once, under its first name.
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         # The masters copy the loaded values, so this precedes the rounding below.
-        self._optimizer = MasterOptimizer(trained, learning.optimizer, compute)
+        self.optimizer = MasterOptimizer(trained, learning.optimizer, compute)
         for parameter in self._model.parameters():
             # Only parameters: buffers such as the rotary frequencies stay precise.
             parameter.data = parameter.data.to(compute)
@@ -79,12 +81,7 @@ class LocalLearner:
     @property
     def version(self) -> int:
         """Number of updates so far."""
-        return self._optimizer.steps
-
-    @property
-    def optimizer(self) -> MasterOptimizer:
-        """The optimizer, for a caller that computes the gradients itself."""
-        return self._optimizer
+        return self.optimizer.steps
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -104,24 +101,16 @@ class LocalLearner:
             ValueError: The batch has no loss tokens, or only some samples carry a kind of log-probs.
         """
         # From the whole mini-batch: T_k and the group sizes do not depend on micro-batches (D3).
-        weights, statistics = self.sample_weights(batch), self.statistics(batch)
+        weights, statistics = self.objective.sample_weights(batch), self.objective.statistics(batch)
 
         def accumulate(chosen: Sequence[int], scale: float) -> LossMetrics:
             samples = [batch.samples[i] for i in chosen]
             return self.accumulate(samples, weights[list(chosen)], controls, statistics, loss_scale=scale)
 
-        values, failure, culprit = self._optimizer.update(accumulate, len(batch.samples), controls.learning_rate)
+        values, failure, culprit = self.optimizer.update(accumulate, len(batch.samples), controls.learning_rate)
         if failure is not None:
             raise NotFiniteError.of(failure, batch.samples, culprit)
         return values
-
-    def sample_weights(self, batch: TrainBatch) -> Tensor:
-        """Return the weight of each loss token of each response, ``[samples]`` float64, from the whole mini-batch."""
-        return self._objective.sample_weights(batch)
-
-    def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
-        """Return the loss row's statistics of the whole mini-batch."""
-        return self._objective.statistics(batch)
 
     def accumulate(
         self,
@@ -136,7 +125,7 @@ class LocalLearner:
 
         Args:
             samples: All samples of a mini-batch, or one worker's share of them.
-            weights: ``[samples]``, these samples' entries of the whole mini-batch's ``sample_weights``.
+            weights: ``[samples]``, these samples' entries of the whole mini-batch's ``Objective.sample_weights``.
             controls: Settings of this update.
             statistics: Statistics of the whole mini-batch.
             loss_scale: Factor that scales the gradients, for float16.
@@ -149,18 +138,18 @@ class LocalLearner:
             for members, packed in self.scorer.micro_batches(samples)
         )
         head = self.scorer.head.weight
-        return self._objective.accumulate(
+        return self.objective.accumulate(
             self.scorer,
             jobs,
             controls,
             statistics=statistics,
-            head_gradient=lambda: self._optimizer.gradient_of(head),
+            head_gradient=lambda: self.optimizer.gradient_of(head),
             loss_scale=loss_scale,
         )
 
     def gradients(self) -> dict[str, Tensor]:
         """Return the gradients since the last update by parameter name, in the masters' precision."""
-        return self._optimizer.gradients()
+        return self.optimizer.gradients()
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Return log-probs and entropies of every response token, ``[T]`` per sample, without gradient."""
@@ -179,11 +168,11 @@ class LocalLearner:
 
     def state(self) -> Mapping[str, Any]:
         """Return masters, moments and counters; see ``MasterOptimizer.state``. With LoRA only those of the adapters."""
-        return self._optimizer.state()
+        return self.optimizer.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what ``state`` returned. Training continues bit for bit."""
-        self._optimizer.restore(state)
+        self.optimizer.restore(state)
 
     def save_hf(
         self,

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, TrainSample
+from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray
 from magicrl.training.protocols import Learner, TrainingStopped
+from magicrl.training.step import buffer_samples
 
 # 2 prompts x 4 samples x 16 tokens: a mean over at most 128 tokens, after every copy.
 PROBES = 2
@@ -107,22 +108,7 @@ class LogprobCheck:
             self.limit = max(LEAST_LIMIT, TIMES_ROUNDING * max(gaps.values()))
 
     def _gap(self, groups: Sequence[RolloutGroup]) -> float:
-        samples = [
-            TrainSample(
-                prompt_tokens=group.request.prompt_tokens,
-                tokens=completion.tokens,
-                # scored, never learned from
-                advantage=0.0,
-                group_index=place,
-                sample_index=index,
-                sampler_logprobs=completion.sampler_logprobs,
-                policy_version=completion.policy_version,
-                experts=completion.experts,
-            )
-            for place, group in enumerate(groups)
-            for index, completion in enumerate(group.completions)
-        ]
-        learned, _ = self._learner.logprobs(samples, 1.0)
+        learned, _ = self._learner.logprobs(buffer_samples(groups), 1.0)
         return float(np.abs(np.concatenate(learned) - _logprobs(groups)).mean())
 
 

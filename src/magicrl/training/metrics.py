@@ -146,7 +146,8 @@ def step_metrics(
     values["time/verify_waited"] = others.get("verify", 0.0)
     values |= asynchronous
     values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
-    return finite(values)
+    # JSON has no NaN and no infinity.
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
 
 
 def entropy_metrics(
@@ -285,13 +286,6 @@ def merge_updates(updates: Sequence[Mapping[str, float]]) -> Values:
             value = np.average(column, weights=weights)
         merged[f"learner/{key}"] = float(value)
     return merged
-
-
-def finite(values: Mapping[str, float | int | str | None]) -> Values:
-    """Replace numbers that are not finite by None, since JSON has no NaN."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in values.items()
-    }
 
 
 def _mean(values: NDArray[Any]) -> float | None:

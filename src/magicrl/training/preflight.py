@@ -415,7 +415,7 @@ class _Bench:
                 if moved is not None:
                     break
                 if int(result.metrics.values["groups/trained"] or 0):
-                    samples = buffer_samples(measured)
+                    samples = buffer_samples(scored.group for scored in measured)
                     after, _ = learner.logprobs(samples, config.rollout.temperature)
                     moved = divergence([s.sampler_logprobs for s in samples], after, [s.loss_mask for s in samples])
                     del steps[:-1]  # the figures start with the step that moved the policy

@@ -7,14 +7,12 @@ Pure functions of `Facts`. A ``stop`` would prevent a run from learning, and the
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias
+from typing import TypeAlias
 
-from magicrl.training.diagnosis import ENOUGH, SCARCE, Cause, diagnose
+from magicrl.training.diagnosis import ENOUGH, SCARCE, Cause, diagnose, percent
 from magicrl.training.preflight import Facts
 from magicrl.training.reward_probes import NOTHING, OFTEN, REFERENCE, SEVERAL, WRONG
 
-Severity: TypeAlias = Literal["stop", "warning"]
 KL_TOO_LARGE, KL_WARMED_UP = 0.1, 1.0
 """Nats per token in one training step. The second applies to a recipe with a warm-up, which avoids AdamW's first step
 at the full rate. PPO's customary bound for a whole batch is 0.01 to 0.02 (Spinning Up)."""
@@ -48,46 +46,32 @@ LARGE_BETA = 1.0
 1e-3 to 0.1 (the report's ablation 5: 1e-3 already stops progress)."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreflightFinding:
-    """A fault: name, figures, remedy."""
-
-    name: str
-    severity: Severity
-    message: str
-    remedy: str
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it as JSON values."""
-        return asdict(self)
+Finding: TypeAlias = dict[str, str]
+"""A fault, as ``magicrl preflight --json`` prints it: ``name``, ``severity``, ``message`` (the figures), ``remedy``."""
 
 
-def preflight_findings(facts: Facts) -> list[PreflightFinding]:
+def preflight_findings(facts: Facts) -> list[Finding]:
     """Return all findings, causes before their effects, stops before warnings."""
-    found: list[PreflightFinding] = []
+    found: list[Finding] = []
     for rule in RULES:
-        found += rule(facts, [item.name for item in found])
-    return sorted(found, key=lambda item: item.severity != "stop")
+        found += rule(facts, [item["name"] for item in found])
+    return sorted(found, key=lambda item: item["severity"] != "stop")
 
 
 Named: TypeAlias = Sequence[str]
 """Findings so far."""
-Rule: TypeAlias = Callable[[Facts, Named], Iterable[PreflightFinding]]
+Rule: TypeAlias = Callable[[Facts, Named], Iterable[Finding]]
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %" if 0 < value < 0.1 else f"{100 * value:.0f} %"
+def _stop(name: str, message: str, remedy: str) -> Finding:
+    return {"name": name, "severity": "stop", "message": message, "remedy": remedy}
 
 
-def _stop(name: str, message: str, remedy: str) -> PreflightFinding:
-    return PreflightFinding(name=name, severity="stop", message=message, remedy=remedy)
+def _warning(name: str, message: str, remedy: str) -> Finding:
+    return {"name": name, "severity": "warning", "message": message, "remedy": remedy}
 
 
-def _warning(name: str, message: str, remedy: str) -> PreflightFinding:
-    return PreflightFinding(name=name, severity="warning", message=message, remedy=remedy)
-
-
-def reward_faults(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def reward_faults(facts: Facts, _: Named) -> Iterable[Finding]:
     """Unreadable references, or a reward that ignores the answer or pays for responses without one."""
     seen = facts.reward
     if seen.unread:
@@ -127,7 +111,7 @@ _HARDER = (
 )
 
 
-def each_reward(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def each_reward(facts: Facts, _: Named) -> Iterable[Finding]:
     """One of several rewards that judges nothing, or that never distinguishes the responses to a problem."""
     for name, seen in facts.learnable.rewards.items():
         if seen["not_judged"] == 1:
@@ -145,7 +129,7 @@ def each_reward(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
             )
 
 
-def shifted_references(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+def shifted_references(facts: Facts, named: Named) -> Iterable[Finding]:
     """Answers that fit the reference answers of other rows better than their own."""
     seen = facts.reward.neighbour
     # Four offsets are tried, so that a 95 % interval alone would give false alarms. The best must be twice as good as
@@ -156,13 +140,13 @@ def shifted_references(facts: Facts, named: Named) -> Iterable[PreflightFinding]
         return
     yield _stop(
         "shifted_references",
-        f"{_percent(seen.own)} of the answers fit their own reference, and {_percent(seen.there)} those of the row "
+        f"{percent(seen.own)} of the answers fit their own reference, and {percent(seen.there)} those of the row "
         f"{abs(seen.offset)} {'below' if seen.offset > 0 else 'above'} it: references are shifted against prompts",
         "Build the data again from its source, with prompt and reference from one record. Check a few rows by hand.",
     )
 
 
-def label_noise(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+def label_noise(facts: Facts, named: Named) -> Iterable[Finding]:
     """Answers that agree with each other and fit their reference answers no better than those of other problems."""
     seen, problems = facts.reward, facts.learnable.answers.groups
     explained = {"temperature", "shifted_references", "end_token", "template"} & {*named}
@@ -174,7 +158,7 @@ def label_noise(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
         chance = seen.neighbour.own - seen.neighbour.skill.mean
         yield _stop(
             "label_noise",
-            f"{_percent(seen.neighbour.own)} of the answers fit their own reference answer, {_percent(chance)} those "
+            f"{percent(seen.neighbour.own)} of the answers fit their own reference answer, {percent(chance)} those "
             f"of other problems; most answers agree in {seen.consensus} of {problems} problems, and in {seen.against} "
             "of these the reference answer contradicts them",
             "Compare a few reference answers with their problems by hand: most are wrong or belong to other problems, "
@@ -182,7 +166,7 @@ def label_noise(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
         )
 
 
-def near_random_answers(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def near_random_answers(facts: Facts, _: Named) -> Iterable[Finding]:
     """Answers that are close to random tokens."""
     seen = facts.learnable
     if seen.entropy is None or seen.entropy < NEARLY_UNIFORM * seen.uniform_entropy:
@@ -198,7 +182,7 @@ def near_random_answers(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
     )
 
 
-def entropy_bonus(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def entropy_bonus(facts: Facts, _: Named) -> Iterable[Finding]:
     """A fixed entropy coefficient that outweighs the reward."""
     if facts.alpha >= LARGE_ALPHA:
         yield _stop(
@@ -209,7 +193,7 @@ def entropy_bonus(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
         )
 
 
-def kl_coefficient(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def kl_coefficient(facts: Facts, _: Named) -> Iterable[Finding]:
     """A coefficient of the KL term that keeps the policy at the reference."""
     if facts.kl_coefficient >= LARGE_BETA:
         yield _stop(
@@ -220,7 +204,7 @@ def kl_coefficient(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
         )
 
 
-def end_token(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def end_token(facts: Facts, _: Named) -> Iterable[Finding]:
     """Answers that contain another control token where they should end, or end at no length."""
     cut, template = facts.learnable.answers.truncated, facts.template
     name, share = next(iter(template.other_ends.items()), ("", 0.0))
@@ -228,14 +212,14 @@ def end_token(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
         make = _stop if cut >= OFTEN_CUT else _warning
         yield make(
             "end_token",
-            f"{_percent(cut)} of the answers are truncated at T, and {_percent(share)} of these contain {name}, which "
+            f"{percent(cut)} of the answers are truncated at T, and {percent(share)} of these contain {name}, which "
             f"ends nothing here: the end token is {template.end}",
             f"Add the id of {name} to eos_token_id in the model's generation_config.json (a list may hold several), or "
             "name it as eos_token in tokenizer_config.json.",
         )
 
 
-def template(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+def template(facts: Facts, named: Named) -> Iterable[Finding]:
     """Prompts in a format that the model was not trained with."""
     seen = facts.template
     if seen.foreign:
@@ -265,7 +249,7 @@ def template(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
         make = _stop if other.after >= 2 * other.before else _warning
         yield make(
             "template",
-            f"{_percent(other.before)} of the answers are correct with the recipe's prompt, {_percent(other.after)} "
+            f"{percent(other.before)} of the answers are correct with the recipe's prompt, {percent(other.after)} "
             f"with {other.name}",
             f"{other.remedy[0].upper()}{other.remedy[1:]}.",
         )
@@ -280,7 +264,7 @@ _NAMES: dict[Cause, str] = {
 }
 
 
-def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+def signal(facts: Facts, named: Named) -> Iterable[Finding]:
     """Too few groups with an advantage, by the cause of the diagnosis, unless a fault above explains it.
 
     With a teacher every group teaches.
@@ -312,7 +296,7 @@ def signal(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
         return
     longer = facts.longer
     if name == "limit" and longer is not None:
-        message += f"; with T = {longer.max_tokens} {_percent(longer.truncated)} are truncated"
+        message += f"; with T = {longer.max_tokens} {percent(longer.truncated)} are truncated"
         if longer.truncated > NO_LONGER_CUT * seen.answers.truncated:
             name = "never_ends"
         else:
@@ -327,7 +311,7 @@ def _wants_room(facts: Facts) -> bool:
     return more and seen.answers.truncated >= MOSTLY_CUT
 
 
-def _limit(facts: Facts) -> Iterable[PreflightFinding]:
+def _limit(facts: Facts) -> Iterable[Finding]:
     """Yield a T that truncates most answers, if a larger one would not, even though enough groups have an advantage."""
     cut, longer = facts.learnable.answers.truncated, facts.longer
     if longer is None or cut < OFTEN_CUT or longer.truncated > NO_LONGER_CUT * cut:
@@ -337,15 +321,15 @@ def _limit(facts: Facts) -> Iterable[PreflightFinding]:
         make = _stop if wants_room else _warning
         yield make(
             "limit",
-            f"{_percent(cut)} of the answers are truncated at T = {facts.learnable.answers.max_tokens}; with "
-            f"{longer.max_tokens} {_percent(longer.truncated)} are, and {_percent(longer.correct)} correct instead of "
-            f"{_percent(facts.learnable.pass_1.mean)}",
+            f"{percent(cut)} of the answers are truncated at T = {facts.learnable.answers.max_tokens}; with "
+            f"{longer.max_tokens} {percent(longer.truncated)} are, and {percent(longer.correct)} correct instead of "
+            f"{percent(facts.learnable.pass_1.mean)}",
             "A short first stage is part of the recipe (section 3.1.2 of the report) if a later stage is longer: "
             f"95 % of the complete answers have at most {longer.length} tokens. Raise max_tokens, or add such a stage.",
         )
 
 
-def update_size(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
+def update_size(facts: Facts, named: Named) -> Iterable[Finding]:
     """A step that moves the policy too far from the samples, or not at all."""
     seen = facts.update
     # On prompts in a format that the model was not trained with, steps are larger than on its own.
@@ -360,7 +344,7 @@ def update_size(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
         return
     largest = KL_WARMED_UP if seen.warmup else KL_TOO_LARGE
     if not seen.kl <= largest:
-        after = f"; {_percent(seen.correct[0])} correct before it, {_percent(seen.correct[1])} after" * (
+        after = f"; {percent(seen.correct[0])} correct before it, {percent(seen.correct[1])} after" * (
             len(seen.correct) > 1
         )
         # KL grows with the square of the rate.
@@ -379,7 +363,7 @@ def update_size(facts: Facts, named: Named) -> Iterable[PreflightFinding]:
         )
 
 
-def too_little_memory(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def too_little_memory(facts: Facts, _: Named) -> Iterable[Finding]:
     """More memory than available, planned or measured."""
     cost = facts.cost
     if cost is not None and max(cost.peak_gib, cost.planned_gib or 0.0) > cost.available_gib:
@@ -390,14 +374,14 @@ def too_little_memory(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
         )
 
 
-def second_reading(facts: Facts, _: Named) -> Iterable[PreflightFinding]:
+def second_reading(facts: Facts, _: Named) -> Iterable[Finding]:
     """Answers that are correct by another extraction, but not by the recipe's."""
     more = facts.reward.right.get("lenient", 0.0)
     if more > facts.learnable.pass_1.mean + BETTER_FORM and more > 2 * facts.learnable.pass_1.mean:
         yield _warning(
             "box_alone",
-            f"{_percent(more)} of the answers are correct if an answer without a box counts, "
-            f"{_percent(facts.learnable.pass_1.mean)} by the recipe",
+            f"{percent(more)} of the answers are correct if an answer without a box counts, "
+            f"{percent(facts.learnable.pass_1.mean)} by the recipe",
             'Set verifier.extract = "lenient", or ask for the box in data.train.N.template.',
         )
 

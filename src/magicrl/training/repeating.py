@@ -41,7 +41,7 @@ from magicrl.rollout.recording import ReplayEngine
 from magicrl.training.assemble import LocalParts, make_reference
 from magicrl.training.checkpoint import Checkpoint, checkpoint_folders, join_state, load_checkpoint, step_of
 from magicrl.training.learner import LocalLearner
-from magicrl.training.objective import LearnerSettings, Objective, entropy_controller
+from magicrl.training.objective import LearnerSettings, entropy_controller
 from magicrl.training.protocols import Controls, TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import StopRequest, open_session
@@ -127,7 +127,6 @@ class PrecisePolicy:
         self._dtype = resolve_dtype(config.model.dtype)
         self._weights = [t for name, t in sorted(self._learner.state().items()) if name.startswith("weights/")]
         self._shapes = [weight.numel() for weight in self._weights]
-        self.objective = Objective(learning)
         self.size = sum(self._shapes)
 
     @torch.no_grad()
@@ -187,8 +186,9 @@ class PrecisePolicy:
         """Return the loss's derivatives by each token's log-prob and entropy, ``[tokens]`` each."""
         logprobs, entropies = (t.requires_grad_() for t in self.scores(batch.samples, controls.temperature))
         packed = PackedBatch.of(batch.samples, "cpu")
-        job = (batch.samples, self.objective.sample_weights(batch), packed)
-        self.objective.terms(job, logprobs, entropies, controls, self.objective.statistics(batch)).loss.backward()
+        objective = self._learner.objective
+        job = (batch.samples, objective.sample_weights(batch), packed)
+        objective.terms(job, logprobs, entropies, controls, objective.statistics(batch)).loss.backward()
         by_logprob, by_entropy = (torch.zeros_like(t) if t.grad is None else t.grad for t in (logprobs, entropies))
         return by_logprob, by_entropy
 
@@ -216,7 +216,7 @@ class Attributor:
     def __init__(self, config: TrainConfig, probe: PrecisePolicy, groups: Sequence[ScoredGroup]) -> None:
         self._config, self._probe, self._groups = config, probe, groups
         self.temperature = config.rollout.temperature
-        self.samples = buffer_samples(groups)
+        self.samples = buffer_samples(scored.group for scored in groups)
         self.lengths = [len(sample.tokens) for sample in self.samples]
         starts = np.cumsum([0, *self.lengths])
         # Compared by identity: samples of a batch share their arrays with the completions.

@@ -18,7 +18,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter, reasons
 from magicrl.config.schema import StageConfig, TrainConfig
@@ -221,7 +221,7 @@ def open_session(
             start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
             built = build_run(config, ready, start, parts)
             folder.start(config, {**built.facts(), "threads": threads})
-            with contextlib.closing(built.engine), _judging_noted(folder, judge), _ending_noted(folder):
+            with contextlib.closing(built.engine), _ending_noted(folder, judge):
                 checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
                 remove_leftovers(folder.checkpoints)
                 # Steps after the checkpoint run, and are recorded, again.
@@ -236,18 +236,8 @@ def open_session(
 
 
 @contextmanager
-def _judging_noted(folder: RunFolder, judge: OwnedVerifiers) -> Generator[None]:
-    """Add the usage of a served judge in the block to ``run.json``, however the block ends."""
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):
-            folder.account(judge.totals())
-
-
-@contextmanager
-def _ending_noted(folder: RunFolder) -> Generator[None]:
-    """Record in ``run.json`` what ends the block before the run's end."""
+def _ending_noted(folder: RunFolder, judge: OwnedVerifiers) -> Generator[None]:
+    """Record in ``run.json`` what ends the block before the run's end, and in any case the usage of a served judge."""
     try:
         yield
     # BaseException includes Ctrl-C: run.json records it too.
@@ -261,14 +251,9 @@ def _ending_noted(folder: RunFolder) -> Generator[None]:
                 "the last checkpoint is complete"
             ) from error
         raise
-
-
-class Stateful(Protocol):
-    """A small state machine with JSON-able state."""
-
-    def state(self) -> Any: ...
-
-    def restore(self, state: Any) -> None: ...
+    finally:
+        with contextlib.suppress(OSError):
+            folder.account(judge.totals())
 
 
 class Session:
@@ -331,8 +316,8 @@ class Session:
             teacher=built.teacher,
             progress=observer.progress,
         )
-        # Their state is in ``state.json`` of a checkpoint, next to that of learner, engine and trainer.
-        self._small_parts: dict[str, Stateful] = {
+        # Their JSON-able state is in ``state.json`` of a checkpoint, next to that of learner, engine and trainer.
+        self._small_parts: dict[str, Any] = {
             "schedule": self._schedule,
             "sampler": self._sampler,
             "visits": self._visits,

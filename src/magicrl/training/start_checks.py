@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from magicrl.algorithms.advantages import advantage_of
-from magicrl.config.data_schema import SourceConfig
+from magicrl.config.data_schema import DataConfig, SourceConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import ModelConfig
 from magicrl.config.schema import TrainConfig
@@ -78,6 +78,14 @@ class RunData:
         """Return the names of the verifiers that the problems need."""
         return {p.verifier for problems in (self.train, self.validation, *self.test.values()) for p in problems}
 
+    def sets(self, data: DataConfig) -> Iterator[tuple[str, Sequence[Problem], Sequence[SourceConfig]]]:
+        """Yield the key of each set in the recipe, its problems, and their sources."""
+        yield "data.train", self.train, data.train
+        yield "data.validation", self.validation, data.validation
+        for name, problems in self.test.items():
+            # Problems that ``data.holdout`` sets aside come from the training files.
+            yield f"data.test.{name}", problems, (data.test[name],) if name in data.test else data.train
+
     def environments(self) -> dict[str, Problem]:
         """Return one problem per environment, by the environment's name."""
         sets = (self.train, self.validation, *self.test.values())
@@ -114,24 +122,8 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         in_test += copies
         # They come from the training files: if these may lose long prompts, so may they.
         test["holdout"] = fitting(held) or held
-    # An explicit test set is always complete: a prompt that is too long is an error in it.
-    for key, problems, sources in (
-        ("data.validation", [p for part in validation for p in part], data.validation),
-        *(
-            (f"data.test.{name}", found, (data.test[name],) if name in data.test else data.train)
-            for name, found in test.items()
-        ),
-    ):
-        _check_prompts(encoder, data.max_prompt_tokens, key, problems, sources, "or leave it out")
     kept = fitting(train)
-    if not kept:
-        raise RecipeError(
-            f"every training prompt is longer than {data.max_prompt_tokens} tokens; raise the limit",
-            key="data.max_prompt_tokens",
-        )
-    shorten = "shorten it, or set data.overlong_prompts = 'drop'"
-    _check_prompts(encoder, data.max_prompt_tokens, "data.train", kept, data.train, shorten)
-    return RunData(
+    found = RunData(
         train=tuple(kept),
         validation=tuple(p for part in validation for p in part),
         test={name: tuple(problems) for name, problems in test.items()},
@@ -139,6 +131,18 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         dropped_in_test=in_test,
         dropped_conflicting=conflicting,
     )
+    trained, *others = found.sets(data)
+    # An explicit test set is always complete: a prompt that is too long is an error in it.
+    for one in others:
+        _check_prompts(encoder, data.max_prompt_tokens, *one, "or leave it out")
+    if not kept:
+        raise RecipeError(
+            f"every training prompt is longer than {data.max_prompt_tokens} tokens; raise the limit",
+            key="data.max_prompt_tokens",
+        )
+    shorten = "shorten it, or set data.overlong_prompts = 'drop'"
+    _check_prompts(encoder, data.max_prompt_tokens, *trained, shorten)
+    return found
 
 
 def _without_test_problems(train: Sequence[Problem], held: Collection[str]) -> tuple[list[Problem], int]:
@@ -318,7 +322,11 @@ def _check_model(config: TrainConfig, policy: LoadedModel, base: str, device: to
                 check()
         except ValueError as error:
             raise RecipeError(str(error), key=key) from error
-    _check_start_adapters(config.model, policy, base)
+    lora = config.model.lora
+    if lora is not None and lora.start is not None:
+        with under("model.lora.start"):
+            check_adapters(Path(lora.start), lora, base)
+            read_adapters(Path(lora.start), adapter_shapes(policy.model, lora), base)
     here = config.cluster is None
     _check_compiled("model", config.model, policy, device if here else None)
     if here:
@@ -329,15 +337,8 @@ def _check_problems(config: TrainConfig, data: RunData, shown: set[str]) -> None
     """Raise an error if problems lack what their verifier needs, were demonstrated (``shown``) or fill no batch."""
     if any("judge" in reward_names(name) for name in data.verifiers()):
         config.verifier.needed_judge()
-    for key, problems, sources in (
-        ("data.train", data.train, config.data.train),
-        ("data.validation", data.validation, config.data.validation),
-        *(
-            (f"data.test.{name}", found, (config.data.test[name],) if name in config.data.test else config.data.train)
-            for name, found in data.test.items()
-        ),
-    ):
-        check_references(key, problems, sources)
+    for one in data.sets(config.data):
+        check_references(*one)
     _check_demonstrated(shown, data, config)
     try:
         curriculum = make_curriculum(config.data.sampler, data.train, config.run.seed, config.data.sampler_options)
@@ -509,16 +510,6 @@ def _warn_of_slow_precision(section: str, model: ModelConfig, policy: LoadedMode
             'of float32; where memory suffices, set %s.dtype = "float32"',
             *(section, *speeds, section),
         )
-
-
-def _check_start_adapters(model: ModelConfig, policy: LoadedModel, base: str) -> None:
-    """Check the initial adapters against the initial model's layers."""
-    if model.lora is None or model.lora.start is None:
-        return
-    with under("model.lora.start"):
-        check_adapters(Path(model.lora.start), model.lora, base)
-        shapes = adapter_shapes(policy.model, model.lora)
-        read_adapters(Path(model.lora.start), shapes, base)
 
 
 def _check_memory(

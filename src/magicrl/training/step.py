@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -46,6 +46,7 @@ from magicrl.data.sampler import PromptSampler
 from magicrl.records import (
     FloatArray,
     Problem,
+    RolloutGroup,
     ScoredGroup,
     StepMetrics,
     TokenArray,
@@ -234,7 +235,7 @@ class Trainer:
         """
         if not self._config.rollout.max_staleness:
             return None
-        samples = buffer_samples(groups)
+        samples = buffer_samples(scored.group for scored in groups)
         with clock.measure("other", "old_logprobs"):
             logprobs, entropies = self._learner.logprobs(samples, self._config.rollout.temperature)
         # Observation tokens were not sampled, so they are not part of the policy's entropy.
@@ -452,17 +453,17 @@ def train_samples(
         groups, mask=mask, normalise_std=normalise_std, advantage=advantage, k=k, overlong_buffer=overlong_buffer
     )
     return [
-        _sample(group, i, j, float(advantages[i][j]))
+        _sample(group.group, i, j, float(advantages[i][j]))
         for i, group in enumerate(groups)
         for j in range(len(group.rewards))
         if group.counted[j]
     ]
 
 
-def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage: float) -> TrainSample:
-    completion = scored.group.completions[sample_index]
+def _sample(group: RolloutGroup, group_index: int, sample_index: int, advantage: float) -> TrainSample:
+    completion = group.completions[sample_index]
     return TrainSample(
-        prompt_tokens=scored.group.request.prompt_tokens,
+        prompt_tokens=group.request.prompt_tokens,
         tokens=completion.tokens,
         advantage=advantage,
         group_index=group_index,
@@ -475,9 +476,9 @@ def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage:
     )
 
 
-def buffer_samples(groups: Sequence[ScoredGroup]) -> list[TrainSample]:
-    """Return every response of the buffer, counted or not, with advantage 0: the learner scores it before rejection."""
-    return [_sample(group, i, j, 0.0) for i, group in enumerate(groups) for j in range(len(group.rewards))]
+def buffer_samples(groups: Iterable[RolloutGroup]) -> list[TrainSample]:
+    """Return every response of the groups with advantage 0: the learner scores it, and does not learn from it."""
+    return [_sample(group, i, j, 0.0) for i, group in enumerate(groups) for j in range(len(group.completions))]
 
 
 def sample_keys(groups: Sequence[ScoredGroup], samples: Sequence[TrainSample]) -> list[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from magicrl.commands.preflight import UNSOUND
 from magicrl.commands.preflight import command as preflight
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import StageConfig, TrainConfig
-from magicrl.records import ScoredGroup, TrainSample
+from magicrl.records import RolloutGroup, ScoredGroup, TrainSample
 from magicrl.training.preflight import ATTEMPTS, Learnable
 from magicrl.training.step import StepResult, Trainer, buffer_samples
 
@@ -123,19 +123,19 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[StepResult]:
 def test_the_kl_of_a_step_is_measured_on_responses_that_it_was_not_made_from(
     recipe: Path, steps: list[StepResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured: list[ScoredGroup] = []
+    measured: list[RolloutGroup] = []
 
-    def samples_of(groups: Sequence[ScoredGroup]) -> list[TrainSample]:
+    def samples_of(groups: Iterable[RolloutGroup]) -> list[TrainSample]:
         measured.extend(groups)
-        return buffer_samples(groups)
+        return buffer_samples(measured)
 
     monkeypatch.setattr("magicrl.training.preflight.buffer_samples", samples_of)
     found = magicrl.preflight(recipe, settings={"stages.0.rollout_batch": 4}, samples=32)
     assert found["update"]["kl"] is not None
     assert len(measured) == found["update"]["prompts"] == 4
-    trained = [group for step in steps for group in step.groups]
+    trained = [scored.group for step in steps for scored in step.groups]
     assert not {id(group) for group in measured} & {id(group) for group in trained}
-    assert not {g.group.request.problem.key for g in measured} & {g.group.request.problem.key for g in trained}
+    assert not {g.request.problem.key for g in measured} & {g.request.problem.key for g in trained}
 
 
 def test_the_step_is_made_from_the_prompts_whose_answers_had_the_most_different_rewards(

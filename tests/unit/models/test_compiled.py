@@ -91,9 +91,9 @@ def learner(*, compile: bool, kind: str = "llama", start: torch.dtype = torch.fl
 
 def gradients(one: LocalLearner, samples: list[TrainSample]) -> dict[str, torch.Tensor]:
     batch = TrainBatch.of(samples)
-    one.accumulate(batch.samples, one.sample_weights(batch), CONTROLS, one.statistics(batch))
+    one.accumulate(batch.samples, one.objective.sample_weights(batch), CONTROLS, one.objective.statistics(batch))
     found = {name: value.clone() for name, value in one.gradients().items()}
-    one._optimizer.forget()
+    one.optimizer.forget()
     return found
 
 

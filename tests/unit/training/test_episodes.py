@@ -136,7 +136,7 @@ def test_what_is_learned_from_is_what_was_sampled() -> None:
     assert masks == [*PLACES, None, None], "a response without environment has no mask"
     assert [s.num_loss_tokens for s in samples] == [5, 6, 2, 3, 2]
     assert TrainBatch.of(samples).num_loss_tokens == 18
-    assert [s.num_loss_tokens for s in buffer_samples(groups)] == [5, 6, 2, 3, 2]
+    assert [s.num_loss_tokens for s in buffer_samples(g.group for g in groups)] == [5, 6, 2, 3, 2]
     assert [len(s) for s in samples] == [11, 12, 5, 6, 5], "the model reads all of it"
 
 
@@ -150,7 +150,7 @@ def test_the_loss_leaves_observations_out_and_the_context_has_them(budget: int, 
 
     batch = TrainBatch.of(samples)
     ours = learner(budget, share, correction="tis", correction_cap=1.2)
-    ours.accumulate(batch.samples, ours.sample_weights(batch), CONTROLS)
+    ours.accumulate(batch.samples, ours.objective.sample_weights(batch), CONTROLS)
     for name, parameter in plain.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(ours.gradients()[name], parameter.grad, rtol=1e-9, atol=1e-12)
@@ -177,7 +177,9 @@ def test_an_episode_teaches_what_its_turns_teach_in_their_contexts() -> None:
     gradients: list[dict[str, Tensor]] = []
     for each in (samples, turns):
         one, batch = learner(), TrainBatch.of(each)
-        one.accumulate(batch.samples, one.sample_weights(batch), dataclasses.replace(CONTROLS, kl_coefficient=0.0))
+        one.accumulate(
+            batch.samples, one.objective.sample_weights(batch), dataclasses.replace(CONTROLS, kl_coefficient=0.0)
+        )
         gradients.append(one.gradients())
     for name, value in gradients[0].items():
         torch.testing.assert_close(value, gradients[1][name], rtol=1e-9, atol=1e-12)

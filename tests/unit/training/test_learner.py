@@ -108,7 +108,7 @@ def off_policy_samples() -> tuple[TrainSample, ...]:
 
 def gradient(one: LocalLearner, samples: Sequence[TrainSample], controls: Controls = CONTROLS) -> dict[str, Tensor]:
     batch = TrainBatch.of(samples, max_response_tokens=32)
-    one.accumulate(batch.samples, one.sample_weights(batch), controls)
+    one.accumulate(batch.samples, one.objective.sample_weights(batch), controls)
     return {name: value.clone() for name, value in one.gradients().items()}
 
 
@@ -196,7 +196,7 @@ def test_two_workers_with_a_share_each_make_the_same_gradient(loss: str) -> None
     shares: list[dict[str, Tensor]] = []
     for share in ([0, 3, 4, 11], [1, 2, 5, 6, 7, 8, 9, 10]):
         worker = learner(loss=loss)
-        worker.accumulate([samples[i] for i in share], worker.sample_weights(batch)[share], WITH_KL)
+        worker.accumulate([samples[i] for i in share], worker.objective.sample_weights(batch)[share], WITH_KL)
         shares.append(worker.gradients())
     added = {name: shares[0][name] + shares[1][name] for name in whole}
     assert relative_error(added, whole) < 1e-10

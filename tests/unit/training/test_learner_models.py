@@ -80,7 +80,7 @@ def test_gradients_are_the_plain_models(name: str) -> None:
     controls = Controls(alpha=0.1, temperature=0.9)
     for ours, theirs in zip(one.logprobs(given, 0.9)[0], expected, strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6, atol=1e-6)
-    one.accumulate(batch.samples, one.sample_weights(batch), controls)
+    one.accumulate(batch.samples, one.objective.sample_weights(batch), controls)
     found = one.gradients()
     for key, parameter in plain.named_parameters():
         assert parameter.grad is not None

@@ -158,7 +158,7 @@ def test_bfloat16_computes_low_and_learns_high() -> None:
 
 def _gradient(one: LocalLearner) -> dict[str, torch.Tensor]:
     given = batch(1)
-    one.accumulate(given.samples, one.sample_weights(given), CONTROLS)
+    one.accumulate(given.samples, one.objective.sample_weights(given), CONTROLS)
     return one.gradients()
 
 
@@ -184,7 +184,7 @@ def one_weight() -> tuple[torch.nn.Parameter, MasterOptimizer]:
 def pulling(weight: torch.nn.Parameter, slope: float, scales: list[float]) -> Callable[[float], LossMetrics]:
     """Return a mini-batch whose loss has this slope. Scale factors are appended to ``scales``."""
     other, given = learner(), batch(0)
-    metrics = other.accumulate(given.samples, other.sample_weights(given), CONTROLS)
+    metrics = other.accumulate(given.samples, other.objective.sample_weights(given), CONTROLS)
 
     def accumulate(scale: float) -> LossMetrics:
         scales.append(scale)

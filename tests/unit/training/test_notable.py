@@ -33,27 +33,30 @@ def test_each_sign_is_found_where_it_was_planted() -> None:
     }
     for sign, (key, value, words) in cases.items():
         (found,) = notable_steps(curves(**{key: {33: value}}))
-        assert (found.step, found.sign) == (33, sign)
-        assert found.why.startswith(words)
-        assert found.why.endswith("of the 10 steps before")
+        assert (found["step"], found["sign"]) == (33, sign)
+        assert found["why"].startswith(words)
+        assert found["why"].endswith("of the 10 steps before")
     # the strongest of neighbouring steps
-    assert [one.step for one in notable_steps(curves(**{"learner/grad_norm": {33: 4.2, 35: 9.0, 50: 4.2}}))] == [35, 50]
+    assert [one["step"] for one in notable_steps(curves(**{"learner/grad_norm": {33: 4.2, 35: 9.0, 50: 4.2}}))] == [
+        35,
+        50,
+    ]
 
 
 def test_a_change_of_stage_is_no_sign() -> None:
     rows = curves(**{"length/mean": dict.fromkeys(range(31, 61), 300.0)})
-    assert notable_steps(rows)[0].step == 31
+    assert notable_steps(rows)[0]["step"] == 31
     staged = [StepMetrics(step=r.step, stage=int(r.step > 30), values=r.values) for r in rows]
     assert notable_steps(staged) == []
 
 
 def test_a_reward_that_teaches_nothing() -> None:
     (found,) = notable_steps(curves(**{"groups/rejected/ratio": {20: 0.97}, "train/reward/mean": {20: 0.98}}))
-    assert (found.step, found.sign) == (20, "reward without learning")
-    assert found.why.startswith("the mean reward is 0.98, and 97% of the groups have equal rewards")
+    assert (found["step"], found["sign"]) == (20, "reward without learning")
+    assert found["why"].startswith("the mean reward is 0.98, and 97% of the groups have equal rewards")
     rising = {step: 0.2 + 0.01 * step for step in range(1, 61)}
     even = {1: 0.5, 60: 0.51}
     (found,) = notable_steps(curves(**{"train/reward/mean": rising, "validation/accuracy/mean": even}))
-    assert found.why.startswith("the reward rose from 0.31 to 0.71 while validation went from 0.50 to 0.51")
+    assert found["why"].startswith("the reward rose from 0.31 to 0.71 while validation went from 0.50 to 0.51")
     improving = {1: 0.2, 60: 0.6}
     assert notable_steps(curves(**{"train/reward/mean": rising, "validation/accuracy/mean": improving})) == []

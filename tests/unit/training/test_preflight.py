@@ -277,15 +277,15 @@ EARNED = SOUND.reward.earned
 )
 def test_what_figures_mean(facts: Facts, named: dict[str, str]) -> None:
     found = preflight_findings(facts)
-    assert {item.name: item.severity for item in found} == named
-    assert all(item.message and item.remedy for item in found)
+    assert {item["name"]: item["severity"] for item in found} == named
+    assert all(item["message"] and item["remedy"] for item in found)
 
 
 def test_a_hot_recipe_and_an_untrained_model_have_different_remedies() -> None:
     random_tokens = replace(SOUND, learnable=replace(SOUND.learnable, entropy=3.1))
     (hot,), (untrained,) = (preflight_findings(replace(random_tokens, temperature=value)) for value in (6.0, 1.0))
-    assert "rollout.temperature = 1" in hot.remedy
-    assert "supervised fine-tuning" in untrained.remedy
+    assert "rollout.temperature = 1" in hot["remedy"]
+    assert "supervised fine-tuning" in untrained["remedy"]
 
 
 class LastDigit:

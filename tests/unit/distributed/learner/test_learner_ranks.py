@@ -74,9 +74,9 @@ def relative_error(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 def gradients(one: LocalLearner, batch: TrainBatch) -> dict[str, Tensor]:
-    one.accumulate(batch.samples, one.sample_weights(batch), CONTROLS, one.statistics(batch))
+    one.accumulate(batch.samples, one.objective.sample_weights(batch), CONTROLS, one.objective.statistics(batch))
     found = {name: value.clone() for name, value in one.gradients().items()}
-    one._optimizer.forget()
+    one.optimizer.forget()
     return found
 
 
