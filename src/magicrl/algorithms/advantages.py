@@ -468,22 +468,6 @@ def reject_zero_advantage(
     )
 
 
-def select_refill(
-    groups: Sequence[ScoredGroup], wanted: int, mask: AdvantageMask = "none", *, by_parts: bool = False
-) -> list[int]:
-    """Return the indices of the first ``wanted`` groups with non-zero advantages, in the order in which they were
-    issued.
-
-    Pass every group issued so far, in any order. The order of completion would favour short responses, so the caller
-    waits for a whole round before it selects.
-    """
-    if wanted < 0:
-        raise ValueError(f"cannot select {wanted} groups")
-    in_issue_order = sorted(range(len(groups)), key=lambda i: groups[i].group.request.draw)
-    good = [i for i in in_issue_order if group_signal(groups[i], mask, by_parts=by_parts) is Signal.MIXED]
-    return good[:wanted]
-
-
 def split_minibatches(
     num_groups: int,
     *,

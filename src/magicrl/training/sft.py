@@ -291,13 +291,13 @@ def _train(
         tokenizer=policy.tokenizer,
         valid_vocab=policy.valid_vocab,
     )
-    losses: list[list[float]] = []
-    tokens, before = 0, 0.0  # of all attempts, like the losses
+    journal: dict[str, Any] = {"losses": [], "tokens": 0, "seconds": 0.0}  # of all attempts
     checkpoint = load_latest(partial)
     if checkpoint is not None:
-        losses, tokens, before = (checkpoint.state["journal"][key] for key in ("losses", "tokens", "seconds"))
+        journal = checkpoint.state["journal"]
         learner.restore(join_state("learner", checkpoint.tensors, checkpoint.state["learner"]))
-    seconds, total = before, sum(phase.steps for phase in config.phases)
+    losses: list[list[float]] = journal["losses"]
+    before, total = journal["seconds"], sum(phase.steps for phase in config.phases)
     began = saved = time.monotonic()
     # Start with the last phase in progress, after its recorded losses.
     for number in range(max(0, len(losses) - 1), len(config.phases)):
@@ -315,17 +315,16 @@ def _train(
             writer.check()
             now = time.monotonic()
             losses[-1].append(loss)
-            tokens, seconds = tokens + count, before + now - began
+            journal |= {"tokens": journal["tokens"] + count, "seconds": before + now - began}
             done = sum(map(len, losses))
             if on_step is not None:
                 on_step(done, total)
             if now - saved >= checkpoint_seconds:
                 tensors, rest = split_state("learner", learner.state())
-                journal = {"losses": losses, "tokens": tokens, "seconds": seconds}
                 state = {"learner": rest, "journal": journal}
                 writer.begin(Checkpoint(step=done, tensors=tensors, state=state), keep_last=1)
                 saved = time.monotonic()
-    return {"losses": losses, "tokens": tokens, "seconds": seconds}, learner
+    return journal, learner
 
 
 def supervised_sample(

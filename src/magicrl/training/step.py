@@ -30,7 +30,6 @@ from magicrl.algorithms.advantages import (
     reads_parts,
     reject_zero_advantage,
     scored_advantages,
-    select_refill,
     split_minibatches,
 )
 from magicrl.algorithms.entropy import (
@@ -217,13 +216,10 @@ class Trainer:
 
     def _surviving(self, groups: Sequence[ScoredGroup], rejection: Rejection, stage: StageConfig) -> list[ScoredGroup]:
         """Return at most D_R groups to learn from, in issue order (finish order would favour short responses)."""
-        algorithm = self._config.algorithm
-        if not algorithm.reject_zero_advantage:
+        if not self._config.algorithm.reject_zero_advantage:
             # A group without any verdict has no sample.
             return [g for g in groups if g.counted.any()][: stage.rollout_batch]
-        if algorithm.refill == "until_full":
-            mask, wanted = algorithm.advantage_mask, stage.rollout_batch
-            return [groups[i] for i in select_refill(groups, wanted, mask, by_parts=self._by_parts)]
+        # A round of refill samples as many prompts as are missing, so that no more than D_R survive.
         return [groups[i] for i in rejection.kept]
 
     def _scored(self, groups: Sequence[ScoredGroup], clock: StepClock) -> Scores | None:

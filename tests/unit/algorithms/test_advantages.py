@@ -25,7 +25,6 @@ from magicrl.algorithms.advantages import (
     reject_zero_advantage,
     score_group,
     scored_advantages,
-    select_refill,
     split_minibatches,
 )
 from magicrl.records import frozen_floats, frozen_tokens
@@ -316,15 +315,6 @@ def test_rejection_counts_by_reason(make_group):
     found = reject_zero_advantage([make_group(o) for o in ("cc", "cw", "ww", "nc", "wc", "ww")])
     assert found.kept == (1, 4)
     assert (found.all_correct, found.all_wrong, found.too_few, found.rejected) == (1, 2, 1, 4)
-
-
-def test_refill_takes_issue_order_not_finish_order(make_group):
-    draws = [5, 1, 4, 2, 3]  # the order in which they finished
-    groups = [make_group("cc" if draw == 2 else "cw", draw=draw) for draw in draws]
-    assert [draws[i] for i in select_refill(groups, 3)] == [1, 3, 4]
-    assert len(select_refill(groups, 99)) == 4
-    with pytest.raises(ValueError, match="-1"):
-        select_refill(groups, -1)
 
 
 def split(num_groups, mode, seed=0, parts=4, size=8):

@@ -16,7 +16,6 @@ from magicrl.algorithms.advantages import (
     reject_zero_advantage,
     score_group,
     scored_advantages,
-    select_refill,
 )
 from magicrl.records import Outcome, ScoredGroup, Verdict
 from magicrl.training.metrics import rollout_metrics
@@ -126,7 +125,6 @@ def test_rejection_reads_the_sum_or_for_gdpo_every_reward(scored) -> None:
     groups = [level, apart, same, logged, missing]
     assert reject_zero_advantage(groups).kept == (1,)
     assert reject_zero_advantage(groups, by_parts=True).kept == (0, 1)
-    assert select_refill(groups, 9, by_parts=True) == [0, 1]
     assert group_signal(logged, by_parts=True) is Signal.ALL_CORRECT
     assert gdpo.by_parts
     # truncated responses do not decide under the mask `before`
