@@ -437,22 +437,17 @@ def group_signal(group: ScoredGroup, mask: AdvantageMask = "none", *, by_parts: 
 class Rejection:
     """Indices of the surviving groups, ascending, and the numbers of groups dropped, by reason.
 
+    The other dropped groups have fewer than two counted members.
+
     Attributes:
         kept: Indices of the groups with different rewards.
         all_correct: Groups whose counted responses are all correct.
         all_wrong: Other groups with equal rewards (0 or another score).
-        too_few: Groups with fewer than two counted members.
     """
 
     kept: tuple[int, ...]
     all_correct: int
     all_wrong: int
-    too_few: int
-
-    @property
-    def rejected(self) -> int:
-        """Number of groups that were dropped."""
-        return self.all_correct + self.all_wrong + self.too_few
 
 
 def reject_zero_advantage(
@@ -464,7 +459,6 @@ def reject_zero_advantage(
         kept=tuple(i for i, signal in enumerate(signals) if signal is Signal.MIXED),
         all_correct=signals.count(Signal.ALL_CORRECT),
         all_wrong=signals.count(Signal.ALL_WRONG),
-        too_few=signals.count(Signal.TOO_FEW),
     )
 
 

@@ -91,9 +91,12 @@ class LogprobCheck:
         first = not self._last
         # In bfloat16 only the ceiling is known before the first comparison.
         limit = min(self.limit or self._ceiling, self._ceiling)
-        gaps = {name: self._gap(groups) for name, groups in answers.items()}
-        for name, gap in gaps.items():
-            reported = _logprobs(answers[name])
+        gaps: list[float] = []
+        for name, groups in answers.items():
+            learned, _ = self._learner.logprobs(buffer_samples(groups), 1.0)
+            reported = np.concatenate([c.sampler_logprobs for group in groups for c in group.completions])
+            gap = float(np.abs(np.concatenate(learned) - reported).mean())
+            gaps.append(gap)
             if not gap <= limit:  # also refuses NaN
                 before = self._last.get(name)
                 same = before is not None and np.array_equal(before, reported)
@@ -105,13 +108,4 @@ class LogprobCheck:
             # Kept to distinguish an engine that missed a whole update from one that missed a part.
             self._last[name] = reported
         if self.limit is None:
-            self.limit = max(LEAST_LIMIT, TIMES_ROUNDING * max(gaps.values()))
-
-    def _gap(self, groups: Sequence[RolloutGroup]) -> float:
-        learned, _ = self._learner.logprobs(buffer_samples(groups), 1.0)
-        return float(np.abs(np.concatenate(learned) - _logprobs(groups)).mean())
-
-
-def _logprobs(groups: Sequence[RolloutGroup]) -> NDArray[np.float32]:
-    """Return the engine's log-probs, ``[tokens]``."""
-    return np.concatenate([c.sampler_logprobs for group in groups for c in group.completions])
+            self.limit = max(LEAST_LIMIT, TIMES_ROUNDING * max(gaps))

@@ -126,7 +126,7 @@ def step_metrics(
     values: Values = {
         **rollout_metrics(groups),
         **control,
-        "groups/rejected/ratio": rejection.rejected / len(groups),
+        "groups/rejected/ratio": (len(groups) - len(rejection.kept)) / len(groups),
         "groups/rejected/all_correct": rejection.all_correct,
         "groups/rejected/all_wrong": rejection.all_wrong,
         "groups/refilled": refilled,
