@@ -252,8 +252,9 @@ class MasterOptimizer:
         self.loss_scale = LossScale(dynamic=compute_dtype == torch.float16)
         self._compute = dict(parameters)
         self._masters: dict[str, Tensor] = {}
+        self._shared = compute_dtype in (torch.float32, torch.float64)
         for name, parameter in self._compute.items():
-            if compute_dtype in (torch.float32, torch.float64):
+            if self._shared:
                 parameter.data = parameter.data.to(compute_dtype)
                 self._masters[name] = parameter
                 continue
@@ -263,7 +264,6 @@ class MasterOptimizer:
             parameter.data = parameter.data.to(compute_dtype)
             # Added at once, so that at most one layer's gradients exist twice.
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
-        self._shared = all(m is self._compute[name] for name, m in self._masters.items())
         muon = config if isinstance(config, OptimizerConfig) and config.kind == "muon" else None
         matrices = set[str]() if muon is None else muon_matrices(parameters)
         self._moments = {name: _MUON if name in matrices else _MOMENTS for name in self._masters}

@@ -22,6 +22,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -480,15 +481,16 @@ def _of_solutions(
 ) -> Iterator[list[TrainSample]]:
     """Yield passes over the problems, each in its own order. A problem's solutions alternate from pass to pass."""
     phase = config.phases[number]
-    orders: dict[int, np.ndarray[tuple[int, ...], np.dtype[np.int64]]] = {}
+
+    @lru_cache(maxsize=2)  # A batch spans few passes.
+    def order(turn: int) -> NDArray[np.int64]:
+        return np.random.default_rng([config.run.seed, number, turn]).permutation(len(shown))
+
     for step in range(first, phase.steps):
         batch: list[TrainSample] = []
         for index in range(phase.batch_size):
             turn, place = divmod(step * phase.batch_size + index, len(shown))
-            if turn not in orders:  # a batch spans few passes, so few orders are kept
-                orders = {turn - 1: orders[turn - 1]} if turn - 1 in orders else {}
-                orders[turn] = np.random.default_rng([config.run.seed, number, turn]).permutation(len(shown))
-            samples = shown[int(orders[turn][place])]
+            samples = shown[int(order(turn)[place])]
             batch.append(replace(samples[turn % len(samples)], group_index=index))
         yield batch
 
