@@ -24,6 +24,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 
 PROBLEM = Problem(id="speed", prompt="", references=("",), verifier="exact", source="benchmark")
@@ -98,13 +99,19 @@ def parameters(model: Any) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def speed_engine(model: Any, rows: int, max_context: int, **options: Any) -> InProcessEngine:
+def speed_engine(
+    model: Any, rows: int, max_context: int, *, static_steps: bool | None = None, **settings: Any
+) -> InProcessEngine:
     """Return the in-process engine without end tokens, so every response has the requested length."""
-    options = {"memory_limit_mb": 8192, **options}
     return InProcessEngine(
-        model, end_tokens=frozenset(), decode=lambda tokens: "", valid_vocab=vocabulary(model), max_context=max_context,
-        max_rows=rows, **options,
-    )  # fmt: skip
+        model,
+        EngineSettings(model="", max_rows=rows, **{"memory_limit_mb": 8192, **settings}),
+        end_tokens=frozenset(),
+        decode=lambda tokens: "",
+        valid_vocab=vocabulary(model),
+        max_context=max_context,
+        static_steps=static_steps,
+    )
 
 
 def submit(engine: InProcessEngine, prompts: Iterable[NDArray[np.int64]], samples: int, lengths: Sequence[int]) -> None:

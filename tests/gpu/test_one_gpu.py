@@ -15,6 +15,7 @@ from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
 from magicrl.records import RolloutGroup
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
@@ -33,13 +34,11 @@ def make_engine(folder: Path, device: str, static_steps: bool | None = None) -> 
     encoder = PromptEncoder(policy.tokenizer, 64)
     engine = InProcessEngine(
         policy.model,
+        EngineSettings(model="", max_rows=16, memory_limit_mb=64),
         end_tokens=policy.end_tokens,
         decode=encoder.decode,
         valid_vocab=policy.valid_vocab,
         max_context=policy.max_context,
-        max_rows=16,
-        memory_limit_mb=64,
-        device=device,
         static_steps=static_steps,
     )
     engine.load_weights({n: p.detach() for n, p in policy.model.named_parameters()}, 0)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from magicrl.distributed.learner.launchers import Answer, Fault, RankGroup, answer_call
+from magicrl.distributed.learner.launchers import Fault, RankGroup, answer_call
 from magicrl.distributed.learner.rank import LearnerRank
 
 CHILD = f"""
@@ -75,18 +75,18 @@ class LocalRanks(RankGroup):
     def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
         return wait(calls, seconds)
 
-    def _receive(self, process: int, call: Any) -> Answer:
+    def _receive(self, process: int, call: Any) -> Any:
         try:
-            return cast(Answer, call.recv())
+            return call.recv()
         except (EOFError, OSError):
             pass
         try:
             # The exit status separates an out-of-memory kill (signal 9) from an error in the code.
             code = self.processes[process].wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
-            return Answer(fault=Fault(died=True, text="closed its connection"))
+            return Fault(died=True, text="closed its connection")
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        return Answer(fault=Fault(died=True, text=how))
+        return Fault(died=True, text=how)
 
 
 def answer_calls(descriptor: int) -> None:

@@ -30,6 +30,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.in_process import InProcessEngine
 
 WORDS, LAYERS, WINDOW, CONTEXT = 64, 4, 8, 512
@@ -279,13 +280,11 @@ def learner(plain: Any) -> dict[str, float]:
 def make_engine(model: Any, rows: int = 8, *, experts: bool = False) -> InProcessEngine:
     return InProcessEngine(
         model,
+        EngineSettings(model="", max_rows=rows, memory_limit_mb=256, training=TrainingUse(experts=experts)),
         end_tokens=frozenset({1}),
         decode=lambda tokens: " ".join(map(str, tokens)),
         valid_vocab=WORDS,
         max_context=CONTEXT,
-        max_rows=rows,
-        memory_limit_mb=256,
-        experts=experts,
     )
 
 

@@ -23,7 +23,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.loader import shipped_table
 from magicrl.config.model_schema import ModelConfig
-from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
+from magicrl.distributed.learner.sharding import RankSettings, ShardedModel, make_meshes
 from magicrl.planning.memory import LearnerSetup, learner_memory
 from magicrl.planning.shapes import COLUMNS, shape_from_config
 from magicrl.rollout.weight_buckets import in_buckets
@@ -57,7 +57,7 @@ def tracked(
     (folder / "config.json").write_text(json.dumps(described))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        meshes = Meshes.make("cpu", 1)
+        meshes = make_meshes("cpu", 1)
         with FakeTensorMode():
             device = torch.device("cpu")
             told = RankSettings(folder=str(folder), placement=LearnerPlacement(ranks=ranks, **settings))
@@ -79,7 +79,7 @@ def sending(config: Mapping[str, Any], ranks: int, folder: Path, *, lent: bool =
     settings = RankSettings(folder=str(folder), learning=LearnerSettings(model=ModelConfig(dtype="bfloat16")))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
-        meshes = Meshes.make("cpu", 1)
+        meshes = make_meshes("cpu", 1)
         with FakeTensorMode():
             sharded = ShardedModel(settings, meshes, torch.device("cpu"), fill=False)
             root: Any = sharded._root

@@ -183,11 +183,11 @@ class ScriptedRay:
             self.waits.setdefault(name, []).append(float(round(seconds)))
 
     def _of_rank(self, method: str, *arguments: Any) -> Any:
-        from magicrl.distributed.learner.launchers import Answer, Fault
+        from magicrl.distributed.learner.launchers import Fault
 
         if method == "configure":
             if self._script == "ranks die":
-                return Answer(fault=Fault(died=True, text="died"))
+                return Fault(died=True, text="died")
             self.rank_settings.append(arguments[0])
         values = {
             "address": ("10.0.0.1", 1),
@@ -195,7 +195,7 @@ class ScriptedRay:
             "location": (NODE, 8e10),
             "configure": "scripted",
         }
-        return Answer(value=values.get(method))
+        return values.get(method)
 
     _script = ""
 
@@ -231,7 +231,9 @@ def fsdp_calls(settings: Any, ranks: int, root: Path) -> dict[str, Any]:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     try:
         with patch.object(sharding, "fully_shard", sharded):
-            meshes = sharding.Meshes.make("cpu", settings.placement.sequence_parallel, settings.placement.shard_ranks)
+            meshes = shards, group = sharding.make_meshes(
+                "cpu", settings.placement.sequence_parallel, settings.placement.shard_ranks
+            )
             model = sharding.ShardedModel(settings, meshes, torch.device("cpu"), fill=False)
             kind = sharding.FSDPModule
             with (
@@ -240,8 +242,8 @@ def fsdp_calls(settings: Any, ranks: int, root: Path) -> dict[str, Any]:
                 patch.object(kind, "set_is_last_backward", lambda _, on: None),
             ):
                 model.begin_pass(last=False)
-        sequence = None if meshes.sequence is None else dist.get_world_size(meshes.sequence)
-        mesh = tuple(meshes.shards.shape)
+        sequence = None if group is None else dist.get_world_size(group)
+        mesh = tuple(shards.shape)
     finally:
         dist.destroy_process_group()
     return {

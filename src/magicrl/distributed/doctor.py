@@ -41,7 +41,6 @@ class Finding(NamedTuple):
 class NodeFacts:
     """Facts about a node, as its probe sees them."""
 
-    host: str
     versions: dict[str, str]  # of Python and of the installed packages
     clock: float  # seconds since the epoch there
     memory: tuple[int, int]  # (free, all) bytes
@@ -58,7 +57,6 @@ class Probe:
 
         memory = psutil.virtual_memory()
         return NodeFacts(
-            host=socket.gethostname(),
             versions=versions(),
             clock=time.time(),
             memory=(memory.available, memory.total),

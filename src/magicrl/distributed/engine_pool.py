@@ -35,7 +35,7 @@ from magicrl.distributed.tensors import pack
 from magicrl.distributed.worker_logs import output_hint
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, WeightCheck, WeightSource
-from magicrl.rollout.requests import EndedSample, GroupProgress, OpenGroups, SchedulingEngine, check_request
+from magicrl.rollout.requests import EndedSample, OpenGroups, SchedulingEngine, check_request
 from magicrl.rollout.weight_buckets import WeightInfo
 from magicrl.training.protocols import WorkSpan
 
@@ -160,7 +160,7 @@ class EnginePool(SchedulingEngine):
         self._waiting: deque[tuple[int, set[int]]] = deque()  # while there is no replica
         self._busy_lost = 0.0  # busy seconds of replicas that were lost, on average
         self._listened = 0.0  # seconds spent waiting for the replicas
-        self._weights: Any = None  # reference to the current payload
+        self._weights: tuple[Any, int] = (None, -1)  # reference to the current payload, and its version
         self._max_context = sys.maxsize  # kept here: there may be no replica at the moment
         self.lost: list[str] = []  # names of all lost replicas, with the reason
         self._slots = [ReplicaSlot(index=index, actor=make(index)) for index in range(replicas)]
@@ -224,9 +224,8 @@ class EnginePool(SchedulingEngine):
         A starting successor loads the weights that are current when it is ready: pending calls would each hold a copy
         in the store, and Ray does not guarantee their order.
         """
-        self._weights, self._version = ray.put(pack(weights)), version
-        what = f"to take the weights of version {version}"
-        self._compare(self._answers([(slot, self._load(slot)) for slot in self._live], what))
+        self._weights, self._version = (ray.put(pack(weights)), version), version
+        self._compare(self._answers([(slot, self._load(slot)) for slot in self._live], self._what))
 
     def sleep(self) -> None:
         """Have every replica release its GPU memory until the next ``load_weights``.
@@ -329,7 +328,9 @@ class EnginePool(SchedulingEngine):
             # Expected work counts, not what is done so far: the assignment must not depend on the speed of a machine.
             loads[slot.index] += _tokens(group.request, len(indices))
             slot.assign(order, indices)
-            shares[slot.index].append((order, _part(group, indices)))
+            partial = tuple((index, group.partial[index]) for index in sorted(indices) if index in group.partial)
+            part = replace(group.request, samples=tuple(sorted(indices)), begun=partial)
+            shares[slot.index].append((order, part))
         for slot in live:
             if shares[slot.index]:
                 slot.heard = self._listened
@@ -387,8 +388,16 @@ class EnginePool(SchedulingEngine):
 
     # starting and losing
 
+    @property
+    def _what(self) -> str:
+        return f"to take the weights of version {self._version}"
+
+    @property
+    def _probes(self) -> Sequence[RolloutRequest]:
+        return self._check.requests if self._check else ()
+
     def _load(self, slot: ReplicaSlot) -> Any:
-        return slot.actor.load.remote(self._weights, self._version, self._check.requests if self._check else ())
+        return slot.actor.load.remote(*self._weights, self._probes)
 
     def _meet(self, slot: ReplicaSlot, facts: ReplicaFacts) -> None:
         slot.facts = facts
@@ -438,12 +447,6 @@ class EnginePool(SchedulingEngine):
         self._distribute(assigned)
 
 
-def _part(group: GroupProgress, indices: set[int]) -> RolloutRequest:
-    """Return a group's request for only these samples, with what was already generated of them."""
-    partial = tuple((index, group.partial[index]) for index in sorted(indices) if index in group.partial)
-    return replace(group.request, samples=tuple(sorted(indices)), begun=partial)
-
-
 def _tokens(request: RolloutRequest, samples: int) -> int:
     """Return the largest possible number of tokens of these samples and the prompt."""
     return len(request.prompt_tokens) + samples * request.sampling.max_tokens
@@ -457,14 +460,13 @@ class DirectPool(EnginePool):
     ) -> None:
         super().__init__(make, replicas, **options)
         self._learner = learner
-        self._stored = -1  # version of the weights in the object store
         self.detours = 0  # copies through the object store because the direct way failed
 
     def sync_weights(self, learner: WeightSource) -> None:
         """Have every replica take the learner's current weights, and check them."""
         if learner is not self._learner:
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
-        self._weights, self._version = None, self._learner.version
+        self._weights, self._version = (None, -1), self._learner.version
         # Find dead replicas before the copy: NCCL would notice one only after its full limit.
         signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
         live = list(self._answers(signs, "to give a sign of life"))
@@ -481,20 +483,12 @@ class DirectPool(EnginePool):
         """Send the weights; return the probes' answers of the replicas that have received everything."""
         raise NotImplementedError
 
-    @property
-    def _what(self) -> str:
-        return f"to take the weights of version {self._version}"
-
-    @property
-    def _probes(self) -> Sequence[RolloutRequest]:
-        return self._check.requests if self._check else ()
-
     def _load(self, slot: ReplicaSlot) -> Any:
         """Load through the object store, into which the weights are gathered for the first replica."""
-        if self._weights is None:
-            self._stored = self._learner.version
-            self._weights = ray.put(pack(self._learner.weights()))
-        return slot.actor.load.remote(self._weights, self._stored, self._probes)
+        if self._weights[0] is None:
+            version = self._learner.version
+            self._weights = ray.put(pack(self._learner.weights())), version
+        return super()._load(slot)
 
 
 class GroupPool(DirectPool):

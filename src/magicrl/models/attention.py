@@ -134,15 +134,10 @@ def _capped(q: Tensor, k: Tensor, v: Tensor, scaling: float, cap: float, seen: T
     return torch.cat(outputs, dim=2).transpose(1, 2)
 
 
-@dataclass(frozen=True, slots=True)
-class LocalMask:
-    """Marker that transformers passes on as the mask of a layer whose queries do not see all earlier keys."""
-
-    tokens: int
-
-
 def rules_of(module: torch.nn.Module, mask: object, given: dict[str, Any]) -> ScoreRules:
     """Return the rules of a layer from the mask that transformers made for it and the arguments of its attention.
+
+    magicrl's mask is None, or the number of keys that a query sees (`magicrl.models.packing.register_attention`).
 
     Raises:
         ValueError: The mask or an argument is of an unsupported kind. The message names the layer.
@@ -150,12 +145,12 @@ def rules_of(module: torch.nn.Module, mask: object, given: dict[str, Any]) -> Sc
     name = type(module).__name__
     if getattr(module, "exact", False):
         return EXACT
-    if mask is not None and not isinstance(mask, LocalMask):
+    if mask is not None and not isinstance(mask, int):
         raise ValueError(f"{name} makes an attention mask of its own, which magicrl does not know; use another model")
     unknown = sorted(key for key in ("position_bias", "head_mask", "block_mask") if given.get(key) is not None)
     if unknown:
         raise ValueError(f"attention with {', '.join(unknown)} ({name}) is not supported; use another model")
-    sizes = [size for size in (mask.tokens if mask else None, given.get("sliding_window")) if size is not None]
+    sizes = [size for size in (mask, given.get("sliding_window")) if size is not None]
     size = cast(int, min(sizes)) if sizes else None
     kinds = getattr(getattr(module, "config", None), "layer_types", None)
     # Only the kind of the layer distinguishes chunks from windows.

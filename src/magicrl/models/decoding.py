@@ -453,7 +453,7 @@ class StaticDecoder:
     def __init__(self, decoder: FusedDecoder, model: Any) -> None:
         self._decoder, self._model = decoder, model
         self._steps: WeakKeyDictionary[SlotCache, OrderedDict[StepShape, _Step]] = WeakKeyDictionary()
-        self._logits: Tensor | None = None
+        self._logits: Tensor | None = None  # ``[rows, V]`` of the last step
         self._pool: Any = None
         self._captures = torch.device(model.device).type == "cuda"
         self._addresses = self._weights_at()
@@ -477,7 +477,13 @@ class StaticDecoder:
 
         Arguments as in `magicrl.models.kv_cache.DecodeAttention`. ``tokens`` are the inputs of the rows.
         """
-        logits, shape = self._logits_buffer(cache), StepShape.of(cache, owners, prompt_lengths, held)
+        if self._logits is None or len(self._logits) < cache.rows:
+            # One buffer for all steps, because a graph writes to the address at its capture.
+            head = self._model.get_output_embeddings().weight
+            dtype = torch.promote_types(head.dtype, torch.float32) if self._decoder.float32_head else head.dtype
+            self._logits = torch.zeros(cache.rows, len(head), dtype=dtype, device=head.device)
+            self._steps.clear()  # they write to the old buffer
+        logits, shape = self._logits, StepShape.of(cache, owners, prompt_lengths, held)
         steps = self._steps.setdefault(cache, OrderedDict())
         step = steps.get(shape)
         if step is None:
@@ -494,16 +500,6 @@ class StaticDecoder:
         else:
             step.graph.replay()
         return logits[: len(tokens)]
-
-    def _logits_buffer(self, cache: SlotCache) -> Tensor:
-        """Return the buffer ``[rows, V]`` for the logits of every step."""
-        if self._logits is None or len(self._logits) < cache.rows:
-            # One buffer for all steps, because a graph writes to the address at its capture.
-            head = self._model.get_output_embeddings().weight
-            dtype = torch.promote_types(head.dtype, torch.float32) if self._decoder.float32_head else head.dtype
-            self._logits = torch.zeros(cache.rows, len(head), dtype=dtype, device=head.device)
-            self._steps.clear()  # they write to the old buffer
-        return self._logits
 
     def _capture(self, step: _Step) -> None:
         """Capture ``step``, whose buffers are filled: the warm-up writes the same values as the replay.

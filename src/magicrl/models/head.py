@@ -69,20 +69,25 @@ class HeadOptions:
             raise ValueError(f"chunk_tokens must be >= 1, got {self.chunk_tokens}")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class HeadInputs:
-    """Inputs of a backend. The weight's padded rows are removed, so their probability is exactly 0."""
+    """Inputs of a backend. The weight's padded rows are removed, so their probability is exactly 0.
 
-    hidden: Tensor  # ``[tokens, d]``
-    weight: Tensor  # ``[vocab, d]`` in the dtype of ``hidden``
-    bias: Tensor | None  # ``[vocab]`` in the dtype of the statistics, or None
-    targets: Tensor  # ``[tokens]`` int64
-    options: HeadOptions
+    Attributes:
+        hidden: ``[tokens, d]``.
+        weight: ``[vocab, d]`` in the dtype of ``hidden``.
+        bias: ``[vocab]`` in ``dtype``, or None.
+        targets: ``[tokens]`` int64.
+        options: As given.
+        dtype: Precision of softmax statistics: float32, or float64 for float64 inputs.
+    """
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of softmax statistics: float32, or float64 for float64 inputs."""
-        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: HeadOptions
+    ) -> None:
+        vocab = weight.shape[0] if options.valid_vocab is None else options.valid_vocab
+        self.dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        self.hidden, self.weight, self.targets, self.options = hidden, weight[:vocab], targets, options
+        self.bias = None if bias is None else bias[:vocab].to(self.dtype)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -392,13 +397,6 @@ def logprobs_and_entropies(
     return logprobs, entropies
 
 
-def _inputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, options: HeadOptions) -> HeadInputs:
-    vocab = weight.shape[0] if options.valid_vocab is None else options.valid_vocab
-    dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-    wide_bias = None if bias is None else bias[:vocab].to(dtype)
-    return HeadInputs(hidden=hidden, weight=weight[:vocab], bias=wide_bias, targets=targets, options=options)
-
-
 def _backend(inputs: HeadInputs) -> Any:
     """Return `TorchHead`, or a head that computes the same two passes in kernels."""
     wanted = inputs.options.backend
@@ -428,7 +426,7 @@ class _Head(torch.autograd.Function):
         options: HeadOptions,
         weight_gradient: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, *saved = _backend(_inputs(hidden, weight, bias, targets, options)).statistics()
+        logprobs, entropies, *saved = _backend(HeadInputs(hidden, weight, bias, targets, options)).statistics()
         ctx.save_for_backward(hidden, weight, bias, targets, entropies, *saved)
         ctx.options, ctx.weight_gradient = options, weight_gradient
         return logprobs, entropies
@@ -437,7 +435,7 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, entropies, log_sums, kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        inputs = _inputs(hidden, weight, bias, targets, ctx.options)
+        inputs = HeadInputs(hidden, weight, bias, targets, ctx.options)
         pull = Pull(
             logprobs=grads[0],
             # With alpha 0 the entropies have no gradient, and their part is skipped.

@@ -69,11 +69,6 @@ _LOADER_ERRORS = (
     StrictDataclassError,
     SafetensorError,
 )
-_DTYPES: dict[DType, torch.dtype] = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,7 +95,7 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
 
 def resolve_dtype(name: DType | torch.dtype) -> torch.dtype:
     """Return a recipe's precision as a torch dtype."""
-    return name if isinstance(name, torch.dtype) else _DTYPES[name]
+    return name if isinstance(name, torch.dtype) else getattr(torch, name)
 
 
 def warn_of_slow_products(dtype: torch.dtype, device: torch.device) -> None:

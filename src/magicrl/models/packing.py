@@ -29,7 +29,6 @@ from transformers.masking_utils import AttentionMaskInterface
 
 from magicrl.models.attention import (
     PLAIN,
-    LocalMask,
     ScoreRules,
     VarlenRow,
     attend_rows,
@@ -94,14 +93,17 @@ def _attention(
     return context.attend(layer, query, key, value, scale, rules), None
 
 
-def _no_mask(*_args: Any, local_size: int | None = None, **kwargs: Any) -> LocalMask | None:
-    """Return how far the mask reaches. The context knows the visible keys, so the rest of the mask is not needed."""
+def _no_mask(*_args: Any, local_size: int | None = None, **kwargs: Any) -> int | None:
+    """Return how many keys a query sees, or None for all. transformers passes it on as the mask of the layer.
+
+    The context knows the visible keys, so the rest of the mask is not needed.
+    """
     if "allow_is_bidirectional_skip" in kwargs:
         raise ValueError(
             "this model's attention looks ahead (use_bidirectional_attention or is_causal=false in its config), so it "
             "cannot sample token by token; use a causal language model"
         )
-    return None if local_size is None else LocalMask(local_size)
+    return local_size
 
 
 def register_attention() -> None:

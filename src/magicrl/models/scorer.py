@@ -195,8 +195,15 @@ class PolicyScorer:
         if not settings.compile:  # a compiler decides itself what is saved
             self._use_memory_efficient_layers()
         self._backbone = decoder_of(model)
-        self._options = replace(
-            _head_options(model, valid_vocab, settings.head_chunk_tokens),
+        config: Any = model.config.get_text_config()
+        self._options = HeadOptions(
+            valid_vocab=valid_vocab,
+            chunk_tokens=settings.head_chunk_tokens,
+            # The constant factors and the soft cap of the logits.
+            scale=float(getattr(config, "logit_scale", None) or 1)
+            / float(getattr(config, "logits_scaling", None) or 1),
+            softcap=getattr(config, "final_logit_softcapping", None),
+            float32=Float32Head.serves(model),
             exact=settings.exact,
             entropy_clamp=settings.entropy_clamp,
         )
@@ -401,19 +408,6 @@ class PolicyScorer:
                 f"the logits of {type(self.model).__name__} are not its output head applied to its last hidden state; "
                 "magicrl cannot train this architecture"
             )
-
-
-def _head_options(model: PreTrainedModel, valid_vocab: int | None, chunk_tokens: int) -> HeadOptions:
-    """Return the constant factors and the soft cap of the logits from the config."""
-    config: Any = model.config.get_text_config()
-    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
-    return HeadOptions(
-        valid_vocab=valid_vocab,
-        chunk_tokens=chunk_tokens,
-        scale=scale,
-        softcap=getattr(config, "final_logit_softcapping", None),
-        float32=Float32Head.serves(model),
-    )
 
 
 def _checkpointed_layers(model: PreTrainedModel) -> list[torch.nn.Module]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import copy
 import importlib.metadata
 import importlib.util
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest import mock
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -200,18 +200,6 @@ def find_gguf(package: str) -> Path:
     return files[0]
 
 
-@contextmanager
-def _bar_only_in_a_terminal() -> Generator[None]:
-    """Hide transformers' bar of the conversion in a file or a pipe, where it is one line of thousands of characters."""
-    module = cast(Any, gguf_utils)
-    original = module.tqdm
-    module.tqdm = partial(original, disable=None)
-    try:
-        yield
-    finally:
-        module.tqdm = original
-
-
 def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Return the float32 model (with magicrl's attention) and the tokenizer from a package's GGUF file.
 
@@ -227,7 +215,9 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
     if not tokenizer.chat_template and {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
         tokenizer.chat_template = CHATML  # the GGUF file carries none
         tokenizer.eos_token = "<|im_end|>"
-    with quiet_bars(), _bar_only_in_a_terminal():
+    # Without a terminal, transformers' bar of the conversion is one line of thousands of characters.
+    quiet = partial(cast(Any, gguf_utils).tqdm, disable=None)
+    with quiet_bars(), mock.patch.object(gguf_utils, "tqdm", quiet):
         read = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
     quantized = cast(PreTrainedModel, read)
     # The weights are float32 now, so the config must not describe them as quantised.

@@ -38,7 +38,7 @@ from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.openai_engine import OpenAIEngine
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.recording import ReplayEngine, read_rollouts
-from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
+from magicrl.rollout.vllm_adapters import AdaptersRefused, adapters_fault
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.vllm_options import check_engine_args
 from magicrl_verifiers.references import did_you_mean
@@ -95,16 +95,11 @@ def in_process_engine(
     """Return the in-process engine on a loaded model, which belongs to the engine from now on."""
     return InProcessEngine(
         policy.model,
+        settings,
         end_tokens=policy.end_tokens,
         decode=decode,
         valid_vocab=policy.valid_vocab,
         max_context=policy.max_context,
-        max_rows=settings.max_rows,
-        memory_limit_mb=settings.memory_limit_mb,
-        device=policy.model.device,
-        experts=settings.training is not None and settings.training.experts,
-        float32_head=settings.head_dtype == "float32",
-        exact=settings.exact,
     )
 
 
@@ -162,8 +157,8 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     )
     if training is None or training.lora is None:
         return make()
-    plan = AdapterPlan(config=training.lora, shapes=adapter_shapes(policy.model, training.lora))
-    fault = plan.fault(
+    fault = adapters_fault(
+        training.lora,
         wanted=settings.vllm.adapters,
         dtype=settings.dtype,
         on_gpu=device.type != "cpu",
@@ -172,7 +167,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     )
     if fault is None:
         try:
-            return make(adapters=plan)
+            return make(adapters=adapter_shapes(policy.model, training.lora))
         except AdaptersRefused as error:
             fault = str(error)
     if settings.vllm.adapters:

@@ -29,6 +29,7 @@ from magicrl.models.recurrent import keep_sequences_apart
 from magicrl.models.routing import Routers
 from magicrl.models.scorer import check_attention, check_isolation
 from magicrl.records import TOKEN_FILTERS, Completion, FinishReason, RolloutRequest
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.protocol import Capabilities
 from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, with_begun
 from magicrl.rollout.rows import RowTable, Work, pack_work, unpack_work
@@ -113,40 +114,32 @@ class InProcessEngine(SchedulingEngine):
     def __init__(
         self,
         model: Any,
+        settings: EngineSettings,
         *,
         end_tokens: frozenset[int],
         decode: Callable[[Sequence[int]], str],
         valid_vocab: int,
         max_context: int,
-        max_rows: int,
-        memory_limit_mb: int,
-        device: torch.device | str = "cpu",
         static_steps: bool | None = None,
-        experts: bool = False,
-        float32_head: bool = False,
-        exact: bool = False,
     ) -> None:
         """
         Args:
             model: an HF causal LM that only this engine uses, loaded with ``attn_implementation="magicrl"``.
+            settings: sizes and the precision of the head. With ``exact`` the bits of a token do not depend on the rest
+                of the batch, and equal those of a `PolicyScorer` with the same weights and threads
+                (`magicrl.models.exact`).
             end_tokens: a response ends with any of these; the token is kept.
             decode: turns response tokens into text without special tokens.
             valid_vocab: logits from here on are padding and never sampled.
             max_context: most prompt + response tokens of a sequence.
-            max_rows: most sequences that decode at once.
-            memory_limit_mb: upper limit of the key/value cache in MiB; fewer rows are used when they do not fit.
-            device: device of the model.
             static_steps: decode in steps of fixed shapes, as CUDA graphs need them, where the model allows it.
                 Default: on CUDA.
-            experts: record in completions the experts that tokens were routed to.
-            float32_head: compute the head's logits in float32, whatever the model's dtype.
-            exact: make the bits of a token independent of the rest of the batch, and equal to those of a
-                `PolicyScorer` with the same weights and threads (`magicrl.models.exact`).
 
         Raises:
             ValueError: an end token is outside the vocabulary, a count is not positive, the model's layers mix packed
                 sequences, the model has no routers whose choices could be recorded, or it cannot be exact.
         """
+        max_rows = settings.max_rows
         if max_rows < 1 or max_context < 2 or valid_vocab < 1:
             raise ValueError(f"not a usable engine: {max_rows=}, {max_context=}, {valid_vocab=}")
         outside = sorted(t for t in end_tokens if not 0 <= t < valid_vocab)
@@ -155,17 +148,18 @@ class InProcessEngine(SchedulingEngine):
         self._model = model.eval()
         self._max_context = max_context
         self._decode = decode
-        self._device = torch.device(device)
+        self._device = torch.device(model.device)
         # a table, so that one lookup finds the rows of a step that have ended
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
-        self._exact, self._before = exact, AHEAD if exact else 0
-        if exact:
+        self._exact, self._before = settings.exact, AHEAD if settings.exact else 0
+        if settings.exact:
             use_exact(model)
         keep_sequences_apart(model)
+        experts = settings.training is not None and settings.training.experts
         self._routers = Routers(model) if experts else None
         self.capabilities = replace(InProcessEngine.capabilities, experts=experts)
-        if float32_head:
+        if settings.head_dtype == "float32":
             Float32Head.put_into(model)
         # prompts are packed into one forward: a layer that carries state over tokens would leak one into the next
         check_isolation(model, valid_vocab=valid_vocab, shared=False)
@@ -173,10 +167,10 @@ class InProcessEngine(SchedulingEngine):
         if self._routers is not None:
             self._routers.chosen()  # fails unless every router recorded the passes just made
         self._shape = probe_cache_shape(model, self._device)
-        self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, memory_limit_mb
+        self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, settings.memory_limit_mb
         # None: the model runs as in transformers, as one with routers always does
         self._fused = fused_decoder(model) if self._routers is None else None
-        if exact and self._fused is None:
+        if self._exact and self._fused is None:
             raise ValueError("model.exact: this model has no fused decoder; use another one, or leave model.exact out")
         wanted = self._device.type == "cuda" if static_steps is None else static_steps
         self._static = static_decoder(self._fused, model) if wanted else None

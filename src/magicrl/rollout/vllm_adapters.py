@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,49 +28,51 @@ class AdaptersRefused(ValueError):
     """Error for adapters that vLLM cannot apply. Merged weights are used instead."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdapterPlan:
-    """Adapters that an engine will get."""
+def adapters_fault(
+    config: LoraConfig, *, wanted: bool | None, dtype: str, on_gpu: bool, sleeps: bool, direct_weights: bool
+) -> str | None:
+    """Return the reason to give vLLM merged weights instead, as far as it is known before vLLM starts, or None."""
+    if wanted is False:
+        return "rollout.vllm.adapters = false"
+    if wanted is None and not on_gpu:
+        return "with adapters its CPU build samples slower; rollout.vllm.adapters = true sends them all the same"
+    if config.rank > _RANKS[-1]:
+        return f"rank {config.rank} is above vLLM's largest, {_RANKS[-1]}"
+    if direct_weights:
+        return 'cluster.rollout.weight_copy = "direct" sends whole weights'
+    if on_gpu and dtype == "float32":
+        return "vLLM's LoRA kernels on a GPU have no float32"
+    if on_gpu and sleeps:
+        return "an engine that lends its GPU to the learner gives up the base's weights, too"
+    return None
 
-    config: LoraConfig
-    shapes: Mapping[str, tuple[int, ...]]  # shapes by PEFT's names
 
-    def fault(self, *, wanted: bool | None, dtype: str, on_gpu: bool, sleeps: bool, direct_weights: bool) -> str | None:
-        """Return the reason to give vLLM merged weights instead, as far as it is known before vLLM starts, or None."""
-        if wanted is False:
-            return "rollout.vllm.adapters = false"
-        if wanted is None and not on_gpu:
-            return "with adapters its CPU build samples slower; rollout.vllm.adapters = true sends them all the same"
-        if self.config.rank > _RANKS[-1]:
-            return f"rank {self.config.rank} is above vLLM's largest, {_RANKS[-1]}"
-        if direct_weights:
-            return 'cluster.rollout.weight_copy = "direct" sends whole weights'
-        if on_gpu and dtype == "float32":
-            return "vLLM's LoRA kernels on a GPU have no float32"
-        if on_gpu and sleeps:
-            return "an engine that lends its GPU to the learner gives up the base's weights, too"
-        return None
-
-    def options(self) -> dict[str, Any]:
-        """Return the arguments for vLLM's ``EngineArgs``."""
-        rank = next(rank for rank in _RANKS if rank >= self.config.rank)
-        return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
+def adapter_options(config: LoraConfig) -> dict[str, Any]:
+    """Return the arguments for vLLM's ``EngineArgs``."""
+    rank = next(rank for rank in _RANKS if rank >= config.rank)
+    return {"enable_lora": True, "max_loras": 1, "max_lora_rank": rank}
 
 
 class VllmAdapters:
-    """Loads a learner's adapters into vLLM's ``LLMEngine``, which was started with ``plan.options()``.
+    """Loads a learner's adapters into vLLM's ``LLMEngine``, which was started with `adapter_options`.
+
+    Args:
+        engine: The engine.
+        config: Configuration of the adapters.
+        shapes: Their shapes by PEFT's names.
+        base: Model folder.
 
     Raises:
-        AdaptersRefused: vLLM does not have all layers of the plan.
+        AdaptersRefused: vLLM does not have all of their layers.
     """
 
-    def __init__(self, engine: Any, plan: AdapterPlan, base: str) -> None:
-        self._engine, self._plan, self._base = engine, plan, base
+    def __init__(self, engine: Any, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]], base: str) -> None:
+        self._engine, self._config, self._shapes, self._base = engine, config, dict(shapes), base
         try:
-            self.load({name: torch.ones(shape) for name, shape in plan.shapes.items()})
+            self.load({name: torch.ones(shape) for name, shape in shapes.items()})
         except (ValueError, RuntimeError) as error:
             raise AdaptersRefused(" ".join(str(error).split())[:300]) from error
-        wanted = len(plan.shapes) // 2
+        wanted = len(shapes) // 2
         if (found := min(engine.apply_model(filled))) != wanted:
             raise AdaptersRefused(f"it has {found} of {wanted} adapted layers under their names")
 
@@ -79,22 +80,19 @@ class VllmAdapters:
         """Replace the adapters. The caller must reset the KV cache.
 
         Raises:
-            ValueError: They are not those of the plan. Nothing is changed then.
+            ValueError: Their shapes are others. Nothing is changed then.
         """
         given = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        if given != dict(self._plan.shapes):
-            differing = sorted(name for name, _ in given.items() ^ self._plan.shapes.items())
+        if given != self._shapes:
+            differing = sorted(name for name, _ in given.items() ^ self._shapes.items())
             raise ValueError(f"these are not the adapters that the engine was made for: {', '.join(differing[:3])}")
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with tempfile.TemporaryDirectory(prefix="magicrl-adapters-", dir=shared_memory(size)) as folder:
-            write_adapters(Path(folder), tensors, self._plan.config, self._base)
-            self._engine.add_lora(self._request(folder, replace=True))
+            write_adapters(Path(folder), tensors, self._config, self._base)
+            self._engine.add_lora(self.request(folder, replace=True))
 
-    def request(self) -> Any:
-        """Return the ``LoRARequest`` of a request for samples, which uses the loaded adapters."""
-        return self._request("loaded", replace=False)
-
-    def _request(self, folder: str, *, replace: bool) -> Any:
+    def request(self, folder: str = "loaded", *, replace: bool = False) -> Any:
+        """Return a ``LoRARequest``: by default that of a request for samples, which uses the loaded adapters."""
         from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
 
         return LoRARequest(_NAME, _NUMBER, folder, load_inplace=replace)

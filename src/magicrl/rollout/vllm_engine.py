@@ -20,9 +20,9 @@ import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ from magicrl.rollout.requests import (
     joined_spans,
     sample_seed,
 )
-from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused, VllmAdapters
+from magicrl.rollout.vllm_adapters import AdaptersRefused, VllmAdapters
 from magicrl.rollout.vllm_options import engine_options, vllm_missing
 from magicrl.rollout.vllm_weights import Placed, VllmWeights, transport
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
@@ -191,20 +191,8 @@ def _preserved_process_state() -> Generator[None]:
             torch.cuda.set_rng_state_all(devices)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PendingSample:
-    """Sample that vLLM generates or continues."""
-
-    group: GroupProgress  # group to which the sample belongs
-    index: int  # index of the sample in its group
-    before: Completion | None  # earlier part of the response, from an interrupted generation
-
-    @property
-    def given(self) -> list[int]:
-        """Tokens of the response that vLLM gets as the end of the prompt."""
-        return [] if self.before is None else self.before.tokens.tolist()
-
-
+_Pending: TypeAlias = tuple[GroupProgress, int]
+"""Sample that vLLM generates or continues: its group, and its index in the group."""
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _DISCARD = 2  # level of sleep that keeps nothing in CPU memory, because the next weights come from the learner
@@ -233,7 +221,7 @@ class VllmEngine(SchedulingEngine):
         decode: Callable[[Sequence[int]], str],
         valid_vocab: int,
         policy_version: int = 0,
-        adapters: AdapterPlan | None = None,
+        adapters: Mapping[str, tuple[int, ...]] | None = None,
     ) -> None:
         """Start vLLM and sample one token.
 
@@ -246,7 +234,8 @@ class VllmEngine(SchedulingEngine):
             decode: Function from response tokens to text, without special tokens.
             valid_vocab: Tokens from here on are padding and never sampled.
             policy_version: Version of the weights in the folder.
-            adapters: ``load_weights`` takes only these adapters.
+            adapters: ``load_weights`` takes only adapters of these shapes, by PEFT's names, for
+                ``settings.training.lora``.
 
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
@@ -257,11 +246,12 @@ class VllmEngine(SchedulingEngine):
         self._decode = decode
         self._valid_vocab = valid_vocab
         self._groups = OpenGroups()
-        self._pending: dict[str, PendingSample] = {}
+        self._pending: dict[str, _Pending] = {}
         self._arrivals = 0
         self._tokens_ended = 0
         self._busy = 0.0
         training = settings.training or TrainingUse()
+        lora = None if adapters is None else training.lora
         self._check = training.check
         self._sleeps = training.sleeps
         self._loads = 0  # number of times that weights were replaced
@@ -270,15 +260,15 @@ class VllmEngine(SchedulingEngine):
             settings,
             valid_vocab=valid_vocab,
             on_gpu=torch.cuda.is_available(),
-            adapters=adapters,
+            lora=lora,
         )
         self._engine: Any = start_vllm(folder, options, direct_weights=training.direct_weights)
         self.weights = VllmWeights(self._engine, Path(folder))
         self._adapters: VllmAdapters | None = None
-        if adapters is not None:
+        if adapters is not None and lora is not None:
             self.capabilities = replace(self.capabilities, adapters=True)
             try:
-                self._adapters = VllmAdapters(self._engine, adapters, folder)
+                self._adapters = VllmAdapters(self._engine, lora, adapters, folder)
             except AdaptersRefused:
                 self.close()
                 raise
@@ -312,7 +302,7 @@ class VllmEngine(SchedulingEngine):
                 raise ValueError(f"{name}: vLLM samples at temperature 0 or {_COLDEST} to {_HOTTEST}, got {tau}")
         for group in self._groups.take_in(requests):
             for index in group.to_start:
-                self._add(PendingSample(group=group, index=index, before=group.partial.get(index)))
+                self._add((group, index))
 
     def busy_seconds(self) -> float:
         return self._busy
@@ -416,7 +406,7 @@ class VllmEngine(SchedulingEngine):
 
     def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
         for state in self._engine.output_processor.request_states.values():
-            pending = self._pending[state.external_req_id]
+            group, index = pending = self._pending[state.external_req_id]
             tokens = [int(token) for token in state.detokenizer.output_token_ids]
             if not tokens:
                 continue
@@ -424,15 +414,11 @@ class VllmEngine(SchedulingEngine):
             lengths = np.diff([*starts, len(tokens)]).tolist() if starts else []
             spans = tuple((int(v), n) for (v, _), n in zip(state.weight_version_starts, lengths, strict=True) if n)
             places = state.logprobs_processor.logprobs
-            yield (
-                pending.group,
-                pending.index,
-                self._completion(pending, tokens, places, spans, FinishReason.ABORTED, 0.0),
-            )
+            yield group, index, self._completion(pending, tokens, places, spans, FinishReason.ABORTED, 0.0)
 
     def _drop(self, first: int) -> None:
         """Drop every group from issue order ``first`` on."""
-        names = [name for name, pending in self._pending.items() if pending.group.order >= first]
+        names = [name for name, (group, _) in self._pending.items() if group.order >= first]
         if names:
             self._engine.abort_request(names)
         for name in names:
@@ -462,33 +448,35 @@ class VllmEngine(SchedulingEngine):
             self.close()
             raise
 
-    def _add(self, pending: PendingSample) -> None:
+    def _add(self, pending: _Pending) -> None:
         from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
 
-        name = f"{pending.group.order}:{pending.index}"
+        group, index = pending
+        name = f"{group.order}:{index}"
+        # The response so far, from an interrupted generation, is the end of the prompt.
+        given = group.partial[index].tokens.tolist() if index in group.partial else []
         self._pending[name] = pending
         self._arrivals += 1
         self._engine.add_request(
             name,
             tokens_input(
-                pending.group.request.prompt_tokens.tolist() + pending.given,
+                group.request.prompt_tokens.tolist() + given,
                 # Only requests of the same salt share a KV cache. The version is no salt, because a run that goes back
                 # to an earlier state uses the same versions again.
                 cache_salt=str(self._loads) if self.settings.vllm.keep_caches else None,
             ),
-            self._sampling_params(pending),
+            self._sampling_params(group.request, index, len(given)),
             arrival_time=float(self._arrivals),  # vLLM orders its queue by it, which must not depend on the clock
             lora_request=None if self._adapters is None else self._adapters.request(),
             # The smaller number comes first.
             priority=-1 if self._groups.first else 0,
         )
 
-    def _sampling_params(self, pending: PendingSample) -> Any:
+    def _sampling_params(self, request: RolloutRequest, index: int, known: int) -> Any:
         """Return vLLM's ``SamplingParams``: the plain distribution at tau, ended only by our end tokens."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-        request, known = pending.group.request, len(pending.given)
         return SamplingParams(
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
@@ -499,7 +487,7 @@ class VllmEngine(SchedulingEngine):
             repetition_penalty=1.0,
             # vLLM counts the given tokens as prompt, T counts them as response.
             max_tokens=request.sampling.max_tokens - known,
-            seed=sample_seed(request.sampling.seed, request.draw, pending.index, known=request.offset + known),
+            seed=sample_seed(request.sampling.seed, request.draw, index, known=request.offset + known),
             ignore_eos=True,  # only our end tokens end a response
             stop_token_ids=self._end_tokens,
             logprobs=0,  # only of the sampled token
@@ -514,20 +502,17 @@ class VllmEngine(SchedulingEngine):
             outputs = self._engine.step()
         except (RuntimeError, ValueError) as error:
             raise engine_trouble("vLLM stopped while generating", error) from error
-        ended: list[tuple[PendingSample, Any]] = []
-        for output in outputs:
-            # An aborted request may still return an output.
-            if output.finished and output.request_id in self._pending:
-                ended.append((self._pending.pop(output.request_id), output))
-        for pending, output in sorted(ended, key=lambda item: (item[0].group.order, item[0].index)):
-            self._groups.file(pending.group, pending.index, self._whole(pending, output))
+        # An aborted request may still return an output.
+        ended = [(*self._pending.pop(o.request_id), o) for o in outputs if o.finished and o.request_id in self._pending]
+        for group, index, output in sorted(ended, key=lambda item: (item[0].order, item[1])):
+            self._groups.file(group, index, self._whole((group, index), output))
         self._busy += time.perf_counter() - begin
 
-    def _whole(self, pending: PendingSample, output: Any) -> Completion:
+    def _whole(self, pending: _Pending, output: Any) -> Completion:
         (answer,) = output.outputs
         if answer.finish_reason not in _REASONS:
             raise ValueError(
-                f"vLLM gave up problem {pending.group.request.problem.id!r} ({answer.finish_reason}); see its log with "
+                f"vLLM gave up problem {pending[0].request.problem.id!r} ({answer.finish_reason}); see its log with "
                 "VLLM_LOGGING_LEVEL=INFO"
             )
         tokens, times = [int(token) for token in answer.token_ids], output.metrics
@@ -539,7 +524,7 @@ class VllmEngine(SchedulingEngine):
 
     def _completion(
         self,
-        pending: PendingSample,
+        pending: _Pending,
         tokens: list[int],
         places: Any,
         spans: VersionSpans,
@@ -554,7 +539,8 @@ class VllmEngine(SchedulingEngine):
                 f"the model's logits are not finite (policy version {self._version}); its weights are broken"
             )
         spans = spans or ((self._version, len(tokens)),)
-        before = pending.before
+        group, index = pending
+        before = group.partial.get(index)
         if before is not None:
             tokens = before.tokens.tolist() + tokens
             logprobs = before.sampler_logprobs.tolist() + logprobs

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import torch
 
+from magicrl.config.model_schema import LoraConfig
 from magicrl.config.rollout_schema import VllmConfig
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
-from magicrl.rollout.vllm_adapters import AdapterPlan
+from magicrl.rollout.vllm_adapters import adapter_options
 from magicrl_verifiers.references import did_you_mean
 
 
@@ -46,9 +47,11 @@ def executor(gpus: int) -> Literal["uni", "mp"]:
 
 
 def engine_options(
-    folder: str, settings: EngineSettings, *, valid_vocab: int, on_gpu: bool, adapters: AdapterPlan | None
+    folder: str, settings: EngineSettings, *, valid_vocab: int, on_gpu: bool, lora: LoraConfig | None = None
 ) -> dict[str, Any]:
     """Return the keyword arguments of vLLM's ``EngineArgs``; parameters as in `VllmEngine`.
+
+    With ``lora`` the engine can serve these adapters.
 
     Raises:
         ValueError: ``rollout.vllm.engine_args`` names an argument that magicrl sets.
@@ -99,7 +102,7 @@ def engine_options(
             if described.get("kv_lora_rank") and not on_gpu
             else {}
         ),
-        **({} if adapters is None else adapters.options()),
+        **({} if lora is None else adapter_options(lora)),
     }
     if twice := sorted(own.keys() & vllm.engine_args.keys()):
         raise ValueError(f"rollout.vllm.engine_args.{twice[0]}: magicrl sets this argument of vLLM itself; remove it")
@@ -115,7 +118,7 @@ def check_engine_args(vllm: VllmConfig) -> None:
     if not vllm.engine_args:
         return
     on_gpu = torch.cuda.is_available()
-    engine_options("", EngineSettings(model="", vllm=vllm), valid_vocab=1, on_gpu=on_gpu, adapters=None)
+    engine_options("", EngineSettings(model="", vllm=vllm), valid_vocab=1, on_gpu=on_gpu)
     try:
         from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
     except ImportError as error:

@@ -37,7 +37,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
-from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, opened, shared_memory
+from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, opened, shared_memory, update_info
 
 Placed = Literal["apart", "colocated"]
 """Placement of an engine's workers: on separate devices, or on those of the learner's ranks."""
@@ -233,13 +233,8 @@ class VllmWeights:
         """Do as `load`, with the weights that the joined rank sends at the same time."""
         # vLLM silently ignores some unknown names.
         check_shapes({weight.name: weight.shape for weight in infos}, self._shapes, tied=self._tied)
-        update = {
-            "names": [weight.name for weight in infos],
-            "dtype_names": [weight.dtype for weight in infos],
-            "shapes": [list(weight.shape) for weight in infos],
-        }
         self._start()
-        self._rpc("update_weights", update_info=update)
+        self._rpc("update_weights", update_info=update_info(infos))
         self._finish()
         self._pack()
 

@@ -56,13 +56,16 @@ class WeightBucket:
 
     def update_info(self) -> dict[str, Any]:
         """Return the arguments for ``update_weights`` of vLLM's workers."""
-        return {
-            "names": [weight.name for weight in self.weights],
-            "dtype_names": [weight.dtype for weight in self.weights],
-            "shapes": [list(weight.shape) for weight in self.weights],
-            "ipc_handles": dict(self.handles),
-            "tensor_sizes": list(self.sizes),
-        }
+        return update_info(self.weights) | {"ipc_handles": dict(self.handles), "tensor_sizes": list(self.sizes)}
+
+
+def update_info(weights: Sequence[WeightInfo]) -> dict[str, Any]:
+    """Return the arguments for ``update_weights`` of vLLM's workers that describe these weights."""
+    return {
+        "names": [weight.name for weight in weights],
+        "dtype_names": [weight.dtype for weight in weights],
+        "shapes": [list(weight.shape) for weight in weights],
+    }
 
 
 def device_identity(device: torch.device) -> str:

@@ -117,7 +117,7 @@ def test_gloo_uses_the_interface_of_the_nodes_address(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("behind", "status"), [(0.001, "ok"), (5.0, "warning"), (-5.0, "warning")])
 def test_a_clock_that_is_ahead_or_behind_is_reported(behind: float, status: str) -> None:
     facts = NodeFacts(
-        host="h", versions={}, clock=0.0, memory=(1 << 34, 1 << 35), shared_memory=1 << 34,
+        versions={}, clock=0.0, memory=(1 << 34, 1 << 35), shared_memory=1 << 34,
         gpus=(), threads=2,
     )  # fmt: skip
     found = {f.what: f for f in _of_node(node("a", cpus=2), facts, need=1, behind=behind)}

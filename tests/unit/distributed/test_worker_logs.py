@@ -18,7 +18,7 @@ import ray
 
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed.engine_pool import EnginePool
-from magicrl.distributed.learner.launchers import Answer, Fault, LearnerLost, collect_values
+from magicrl.distributed.learner.launchers import Fault, LearnerLost, collect_values
 from magicrl.distributed.replica import Replica
 
 SECRET = "a-secret-of-16-letters"
@@ -89,13 +89,12 @@ def test_what_a_replica_says_on_rays_nodes_is_kept(three_nodes: Any, tmp_path: P
     assert "as an engine's loader tells\n" in _told(file, lambda text: "loader" in text)
 
 
-@pytest.mark.parametrize(
-    "answer", [Answer(fault=Fault(died=True, text="died")), Answer(fault=Fault(died=False, text="E: no")), None]
-)
-def test_the_error_names_the_file(answer: Answer | None) -> None:
+@pytest.mark.parametrize("answers", [{1: Fault(died=True, text="died")}, {1: Fault(died=False, text="E: no")}, {}])
+def test_the_error_names_the_file(answers: dict[int, Fault]) -> None:
     with pytest.raises(LearnerLost, match=r"rank 1 .*\(its output: run/workers/learner-1\.log\)"):
         collect_values(
-            [Answer(value=1), answer],
+            {0: 1, **answers},
+            2,
             waiting_for="x",
             seconds=1.0,
             files=["run/workers/learner-0.log", "run/workers/learner-1.log"],

@@ -24,6 +24,7 @@ from magicrl.models.loading import load_policy
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.products import LinearForward, is_emulated, linear_product
 from magicrl.records import TrainBatch
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
@@ -126,12 +127,11 @@ def test_no_product_of_learner_and_engine_is_emulated(kind: str) -> None:
     LinearForward.put_into(model)  # as loading does
     engine = InProcessEngine(
         model,
+        EngineSettings(model="", max_rows=4, memory_limit_mb=256),
         end_tokens=frozenset(),
         decode=str,
         valid_vocab=40,
         max_context=512,
-        max_rows=4,
-        memory_limit_mb=256,
     )
     samples = [
         train_sample([1, 2, 3], [4, 5, 6, 7], advantage=1.0),

@@ -15,6 +15,7 @@ from magicrl.config.model_schema import ModelConfig
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.recurrent import check_layers, keep_sequences_apart
 from magicrl.models.scorer import PolicyScorer, check_attention, check_isolation
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 
 HALF = ["linear_attention", "full_attention"] * 2
@@ -67,12 +68,11 @@ def random_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedMod
 def engine(model: PreTrainedModel) -> InProcessEngine:
     return InProcessEngine(
         model,
+        EngineSettings(model="", max_rows=2, memory_limit_mb=16),
         end_tokens=frozenset({2}),
         decode=lambda tokens: " ".join(map(str, tokens)),
         valid_vocab=WORDS,
         max_context=32,
-        max_rows=2,
-        memory_limit_mb=16,
     )
 
 

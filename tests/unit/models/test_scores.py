@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from magicrl.models.attention import LocalMask, ScoreRules, attend_rows, rules_of
+from magicrl.models.attention import ScoreRules, attend_rows, rules_of
 from magicrl.models.packing import PackedContext
 
 
@@ -93,9 +93,9 @@ class Layer(torch.nn.Module):
 
 def test_the_rules_of_a_layer() -> None:
     window = Layer("full_attention", "sliding_attention")
-    assert rules_of(window, LocalMask(8), {}) == ScoreRules(window=8)
-    assert rules_of(window, LocalMask(8), {"sliding_window": 4}) == ScoreRules(window=4)
-    assert rules_of(Layer("full_attention", "chunked_attention"), LocalMask(8), {}) == ScoreRules(chunk=8)
+    assert rules_of(window, 8, {}) == ScoreRules(window=8)
+    assert rules_of(window, 8, {"sliding_window": 4}) == ScoreRules(window=4)
+    assert rules_of(Layer("full_attention", "chunked_attention"), 8, {}) == ScoreRules(chunk=8)
     assert rules_of(window, None, {"softcap": 3.0, "position_ids": 1}) == ScoreRules(softcap=3.0)
 
 

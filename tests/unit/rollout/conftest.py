@@ -27,6 +27,7 @@ from transformers import (
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import RolloutRequest
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 
 VOCAB = SIZES["vocab_size"]
@@ -77,12 +78,11 @@ def engine_for(
     model.load_state_dict(reference.state_dict())
     return InProcessEngine(
         model,
+        EngineSettings(model="", max_rows=max_rows, memory_limit_mb=memory_limit_mb),
         end_tokens=end_tokens,
         decode=lambda tokens: " ".join(map(str, tokens)),
         valid_vocab=valid_vocab,
         max_context=max_context,
-        max_rows=max_rows,
-        memory_limit_mb=memory_limit_mb,
         static_steps=static_steps,
     )
 

@@ -27,6 +27,7 @@ from magicrl.models.memory_efficient import gated_linear
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutGroup, TrainSample
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 
 WORDS, CONTEXT, DECODED = 40, 512, 24
@@ -66,13 +67,11 @@ def model_of(kind: str, dtype: torch.dtype, seed: int) -> Any:
 def engine_of(model: Any, max_rows: int, *, exact: bool = True) -> InProcessEngine:
     return InProcessEngine(
         model,
+        EngineSettings(model="", max_rows=max_rows, memory_limit_mb=256, exact=exact),
         end_tokens=frozenset({0}),
         decode=lambda tokens: " ".join(map(str, tokens)),
         valid_vocab=WORDS,
         max_context=CONTEXT,
-        max_rows=max_rows,
-        memory_limit_mb=256,
-        exact=exact,
     )
 
 

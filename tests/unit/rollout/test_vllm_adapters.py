@@ -28,7 +28,7 @@ from magicrl.models.small_models import make_tiny
 from magicrl.rollout import engines
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_vllm
-from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
+from magicrl.rollout.vllm_adapters import AdaptersRefused, adapter_options, adapters_fault
 
 SCENARIO = """
 import json, sys
@@ -39,7 +39,7 @@ from magicrl.config.rollout_schema import VllmConfig
 from magicrl.models.adapters import adapter_shapes
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
-from magicrl.rollout.vllm_adapters import AdapterPlan, AdaptersRefused
+from magicrl.rollout.vllm_adapters import AdaptersRefused
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.weight_lag import LaggedEngine
@@ -57,11 +57,11 @@ learner = LocalLearner(model, LearnerSettings(model=ModelConfig(dtype="float32",
 problem = Problem(id="probe", prompt="", references=("1",), verifier="exact", source="test")
 check = LogprobCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
 
-def start(plan):
+def start(shapes):
     settings = EngineSettings(model=folder, memory_limit_mb=64, max_rows=8, vllm=VllmConfig(keep_caches=False),
-                              training=TrainingUse(check=check))
+                              training=TrainingUse(check=check, lora=lora))
     return VllmEngine(folder, settings, end_tokens=frozenset({0}), decode=str, valid_vocab=40, policy_version=-1,
-                      adapters=plan)
+                      adapters=shapes)
 
 def update():
     samples = [
@@ -83,10 +83,10 @@ def row(c):
 seen = {}
 try:
     others = {name.replace("model.layers", "model.blocks"): shape for name, shape in shapes.items()}
-    start(AdapterPlan(config=lora, shapes=others))
+    start(others)
 except AdaptersRefused as error:
     seen["refused"] = str(error)
-engine = start(AdapterPlan(config=lora, shapes=shapes))
+engine = start(shapes)
 seen["adapters"] = [engine.capabilities.adapters, VllmEngine.capabilities.adapters]
 generations = [{name: tensor.clone() for name, tensor in learner.weights().items()}]
 engine.sync_weights(learner)
@@ -166,7 +166,7 @@ def test_where_merged_weights_serve_better_is_known_before_the_start() -> None:
             "sleeps": False,
             "direct_weights": False,
         } | changes
-        return AdapterPlan(config=LoraConfig(rank=rank), shapes={}).fault(**options)
+        return adapters_fault(LoraConfig(rank=rank), **options)
 
     assert fault() is None
     assert "512" in (fault(600) or "")
@@ -186,20 +186,20 @@ def test_what_a_recipe_asks_for_reaches_the_engine(
     made: list[dict[str, Any]] = []
     refuses = False
 
-    def engine(*_: Any, adapters: AdapterPlan | None = None, **options: Any) -> Any:
+    def engine(*_: Any, adapters: dict[str, Any] | None = None, **options: Any) -> Any:
         if adapters is not None and refuses:
             raise AdaptersRefused("it has 0 of 14 adapted layers under their names")
         made.append(options | {"adapters": adapters})
 
-    def make(wanted: bool | None = None) -> AdapterPlan | None:
+    def make(wanted: bool | None = None) -> dict[str, Any] | None:
         use, vllm = TrainingUse(lora=LoraConfig(rank=2)), VllmConfig(adapters=wanted)
         make_vllm(EngineSettings(model=str(tmp_path / "model"), device="cpu", vllm=vllm, training=use))
         return made[-1]["adapters"]
 
     monkeypatch.setattr(engines, "VllmEngine", engine)
-    plan = make(True)
-    assert plan is not None
-    layers = {name.split(".lora_")[0].rpartition(".")[2] for name in plan.shapes}
+    shapes = make(True)
+    assert shapes is not None
+    layers = {name.split(".lora_")[0].rpartition(".")[2] for name in shapes}
     assert layers == set(LoraConfig().target_modules)
     assert not caplog.records
     assert make() is None
@@ -210,7 +210,7 @@ def test_what_a_recipe_asks_for_reaches_the_engine(
 
 
 def test_the_room_that_is_reserved_is_the_next_of_vllms_sizes() -> None:
-    assert [AdapterPlan(config=LoraConfig(rank=rank), shapes={}).options()["max_lora_rank"] for rank in (1, 3, 64)] == [
+    assert [adapter_options(LoraConfig(rank=rank))["max_lora_rank"] for rank in (1, 3, 64)] == [
         1,
         8,
         64,

@@ -18,7 +18,7 @@ from magicrl.rollout.vllm_engine import WRITTEN_FOR, check_version
 from magicrl.rollout.vllm_options import engine_options, executor
 
 ROOT = Path(__file__).resolve().parents[3]
-REPLICA = {"valid_vocab": 40, "on_gpu": False, "adapters": None}
+REPLICA = {"valid_vocab": 40, "on_gpu": False}
 
 # in a separate process, since vLLM changes its process
 SCENARIO = """
@@ -90,7 +90,7 @@ seen["bucket"] = [taken.names, taken.dtype_names, taken.shapes, taken.tensor_siz
 LoRARequest("policy", 1, "folder", load_inplace=True)
 
 settings = EngineSettings(model="x", gpus=2, memory_limit_mb=64)
-options = engine_options(os.getcwd(), settings, valid_vocab=40, on_gpu=False, adapters=None)
+options = engine_options(os.getcwd(), settings, valid_vocab=40, on_gpu=False)
 taken = EngineArgs(**options).distributed_executor_backend
 ray.is_initialized, ray.util.get_current_placement_group = lambda: True, lambda: object()
 seen["executors"] = [

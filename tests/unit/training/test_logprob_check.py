@@ -13,6 +13,7 @@ from builders import problem
 from magicrl.config.model_schema import ModelConfig, TinyModelConfig
 from magicrl.models.small_models import make_tiny
 from magicrl.records import RolloutGroup, frozen_floats, frozen_tokens
+from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.logprob_check import LEAST_LIMIT, LogprobCheck, StaleEngineError
@@ -34,12 +35,11 @@ def learner() -> LocalLearner:
 def engine() -> InProcessEngine:
     return InProcessEngine(
         tiny_model(),
+        EngineSettings(model="", max_rows=8, memory_limit_mb=16),
         end_tokens=frozenset(),
         decode=str,
         valid_vocab=20,
         max_context=64,
-        max_rows=8,
-        memory_limit_mb=16,
     )
 
 

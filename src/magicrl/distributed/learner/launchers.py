@@ -14,7 +14,7 @@ from magicrl.distributed.worker_logs import keep_output, output_hint
 
 
 class LearnerLost(RuntimeError):
-    """Error for a rank that died, failed or did not answer. `DistributedLearner.rebuild` starts new ranks.
+    """Error for a rank that died, failed or did not answer. The next call of `DistributedLearner` starts new ranks.
 
     Attributes:
         rank: Number of the rank.
@@ -54,33 +54,26 @@ class Fault:
         return not self.died, self.kind != "ValueError", echo
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """Answer of a rank to a call: a value or a fault."""
-
-    value: Any = None
-    fault: Fault | None = None
-
-
-def answer_call(target: object, method: str, arguments: tuple[Any, ...]) -> Answer:
-    """Call a method in a rank's process. An exception becomes a ``Fault``."""
+def answer_call(target: object, method: str, arguments: tuple[Any, ...]) -> Any:
+    """Call a method in a rank's process and return its value. An exception becomes a ``Fault``."""
     try:
-        return Answer(value=getattr(target, method)(*arguments))
+        return getattr(target, method)(*arguments)
     except ValueError as error:
-        return Answer(fault=Fault(died=False, kind="ValueError", text=str(error), key=getattr(error, "key", None)))
+        return Fault(died=False, kind="ValueError", text=str(error), key=getattr(error, "key", None))
     except Exception as error:  # noqa: BLE001 - border of a process: the driver must learn of every error
         name = type(error).__name__
         text = f"{name}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
-        return Answer(fault=Fault(died=False, kind=name, text=text))
+        return Fault(died=False, kind=name, text=text)
 
 
 def collect_values(
-    answers: Sequence[Answer | None], *, waiting_for: str, seconds: float, files: Sequence[str | None] = ()
+    answers: Mapping[int, Any], ranks: int, *, waiting_for: str, seconds: float, files: Sequence[str | None] = ()
 ) -> list[Any]:
     """Return the values of all answers to a call, or raise the most informative error.
 
     Args:
-        answers: Answer of each rank, None if it did not come.
+        answers: Value or ``Fault`` by rank. A rank without one did not answer.
+        ranks: Number of ranks.
         waiting_for: Name of what the run waited for, for the error.
         seconds: Time limit of the call, for the error.
         files: Files with each rank's output, if it is kept.
@@ -89,21 +82,21 @@ def collect_values(
         LearnerLost: A rank returned no value.
         ValueError: All ranks raised it.
     """
-    faults = {rank: answer.fault for rank, answer in enumerate(answers) if answer is not None and answer.fault}
+    faults = {rank: answer for rank, answer in answers.items() if isinstance(answer, Fault)}
     if faults:
         rank = min(faults, key=lambda rank: (faults[rank].blame, rank))
         fault = faults[rank]
         mistakes = [fault.mistake for fault in faults.values()]
         # Only if all ranks raised are they at the same place and can continue; otherwise some wait in a collective.
-        if len(faults) == len(answers) and mistakes[0] is not None and None not in mistakes:
+        if len(faults) == ranks and mistakes[0] is not None and None not in mistakes:
             raise mistakes[0]
         cause = fault.text if fault.died else f"failed: {fault.text}"
         raise LearnerLost(rank, cause + output_hint(files[rank] if files else None), waiting_for, fault.mistake)
-    for rank, answer in enumerate(answers):
-        if answer is None:
+    for rank in range(ranks):
+        if rank not in answers:
             where = output_hint(files[rank] if files else None)
             raise LearnerLost(rank, f"gave no answer in {seconds:g} s{where}", waiting_for)
-    return [answer.value for answer in answers if answer is not None]
+    return [answers[rank] for rank in range(ranks)]
 
 
 class RankGroup:
@@ -128,7 +121,7 @@ class RankGroup:
         # Send all calls before any answer is read: a call of one rank may wait for the others.
         order = self.order or range(len(arguments))
         waiting = {self._send(order[rank], method, given): rank for rank, given in enumerate(arguments)}
-        answers: list[Answer | None] = [None] * len(arguments)
+        answers: dict[int, Any] = {}
         deadline, failed = time.monotonic() + timeout, False
         while waiting and (ready := self._ready(list(waiting), max(0.0, deadline - time.monotonic()))):
             for call in ready:
@@ -136,10 +129,10 @@ class RankGroup:
                 answers[rank] = found = self._receive(order[rank], call)
                 # The others may be waiting for the failed rank. They get little time, but enough to report the same
                 # mistake.
-                if found.fault is not None and not failed:
+                if isinstance(found, Fault) and not failed:
                     failed, deadline = True, min(deadline, time.monotonic() + self._grace)
         files = [self.files[order[rank]] for rank in range(len(arguments))] if self.files else ()
-        return collect_values(answers, waiting_for=waiting_for, seconds=timeout, files=files)
+        return collect_values(answers, len(arguments), waiting_for=waiting_for, seconds=timeout, files=files)
 
     def answering(self, ranks: int, timeout: float, to: str) -> RankGroup:
         """Wait until every rank answers and return the group. If one does not, end all of them."""
@@ -162,8 +155,8 @@ class RankGroup:
         """Wait for at least one of the calls and return those that have ended; none if the time is over."""
         raise NotImplementedError
 
-    def _receive(self, process: int, call: Any) -> Answer:
-        """Return the answer of a call that has ended."""
+    def _receive(self, process: int, call: Any) -> Any:
+        """Return the value of a call that has ended, or a ``Fault``."""
         raise NotImplementedError
 
 
@@ -200,10 +193,8 @@ class RayLauncher:
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         """Start ranks; see ``Launcher.start``."""
-        if len(self._options) < ranks:
-            raise ValueError(f"{ranks} learner ranks need as many placements, got {len(self._options)}")
         shared = [() if self._shared is None else self._shared(rank) for rank in range(ranks)]
-        group = RayRanks(self._options[:ranks], shared, self._files[:ranks])
+        group = RayRanks(self._options, shared, self._files)
         return group.answering(ranks, timeout, "be placed and started")
 
 
@@ -220,7 +211,7 @@ class _RankActor:
         see_only(numbers[place : place + 1])
         self._rank = LearnerRank(cast(Any, ray).get_runtime_context().get_node_id(), node_network())
 
-    def answer(self, method: str, *arguments: Any) -> Answer:
+    def answer(self, method: str, *arguments: Any) -> Any:
         return answer_call(self._rank, method, arguments)
 
 
@@ -256,9 +247,9 @@ class RayRanks(RankGroup):
     def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
         return self._ray.wait(calls, num_returns=1, timeout=seconds)[0]
 
-    def _receive(self, process: int, call: Any) -> Answer:
+    def _receive(self, process: int, call: Any) -> Any:
         try:
             return self._ray.get(call, timeout=_FETCH_SECONDS)
         except self._ray.exceptions.RayError as error:
             lost = "died" if isinstance(error, self._ray.exceptions.RayActorError) else "is lost"
-            return Answer(fault=Fault(died=True, text=f"{lost}: {' '.join(str(error).split())[:400]}"))
+            return Fault(died=True, text=f"{lost}: {' '.join(str(error).split())[:400]}")

@@ -54,8 +54,8 @@ class _Writing:
 
     def settle(self, shards: Sequence[WrittenShard]) -> None:
         """Record that every rank has written its shard or failed to."""
-        errors = [f"learner rank {rank}: {shard.error}" for rank, shard in enumerate(shards) if shard.error]
-        files = dict(shard.file for shard in shards if shard.file is not None)
+        errors = [f"learner rank {rank}: {shard}" for rank, shard in enumerate(shards) if isinstance(shard, str)]
+        files = dict(file for shard in shards if not isinstance(shard, str) for file in shard.items())
         unseen = [name for name in files if not (self.folder / name).is_file()]
         if errors:
             self.fail(errors[0])
@@ -158,7 +158,6 @@ class DistributedLearner:
         threads: torch threads per rank.
         timeouts: Limits of every wait.
         rebuilds: Number of lost ranks that one call replaces without raising.
-        on_loss: Called for every lost rank before it is replaced.
         reference: The frozen reference model, which the ranks hold in shards. None for no reference. Weights it has in
             this process are not used.
 
@@ -179,7 +178,6 @@ class DistributedLearner:
         threads: int | None = None,
         timeouts: ClusterTimeouts | None = None,
         rebuilds: int = 0,
-        on_loss: Callable[[LearnerLost], None] | None = None,
         reference: LoadedModel | None = None,
     ) -> None:
         learning = learning or LearnerSettings()
@@ -200,7 +198,7 @@ class DistributedLearner:
             reference_vocab=None if reference is None else reference.valid_vocab,
         )
         self._timeouts = timeouts or ClusterTimeouts()
-        self._rebuilds, self._on_loss = rebuilds, on_loss
+        self._rebuilds = rebuilds
         self.lost: list[str] = []
         """Reasons why ranks were lost so far, in order."""
         self._base: State = None  # the last state known outside the ranks
@@ -256,7 +254,7 @@ class DistributedLearner:
 
         Raises:
             NotFiniteError, ValueError: As in the single learner.
-            LearnerLost: More ranks were lost than ``rebuilds`` allows. The call can be repeated after `rebuild`.
+            LearnerLost: More ranks were lost than ``rebuilds`` allows. The call can be repeated.
         """
         # Fail before any rank starts its pass: ranks that are in a collective cannot be stopped without ending them.
         self._check(batch.samples)
@@ -455,13 +453,8 @@ class DistributedLearner:
         )
         model.to("meta")  # pyright: ignore[reportArgumentType]
 
-    def rebuild(self) -> None:
-        """Start new ranks at the version of the last completed update."""
-        self.close()
-        self._running()
-
     def close(self) -> None:
-        """End all ranks. The next call starts new ones."""
+        """End all ranks. The next call starts new ones, at the version of the last completed update."""
         ranks, self._ranks = self._ranks, None
         if ranks is not None:
             ranks.stop()
@@ -600,8 +593,6 @@ class DistributedLearner:
     def _record(self, error: LearnerLost) -> None:
         self.close()
         self.lost.append(str(error))
-        if self._on_loss is not None:
-            self._on_loss(error)
 
     def _check(self, samples: Sequence[TrainSample]) -> None:
         """Raise here for samples that would stop one rank and leave the others waiting, with the single learner's

@@ -25,13 +25,13 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.distributed.learner.sharding import (
     NOTHING,
-    Meshes,
     RankSettings,
     ShardedModel,
     ShardedScorer,
     ShardOptimizer,
     ShardWriter,
     WrittenShard,
+    make_meshes,
     read_shards,
     verify_shards,
 )
@@ -141,7 +141,7 @@ class LearnerRank:
             world_size=self._ranks,
             timeout=timeout,
         )
-        meshes = Meshes.make(device.type, settings.placement.sequence_parallel, settings.placement.shard_ranks)
+        meshes = make_meshes(device.type, settings.placement.sequence_parallel, settings.placement.shard_ranks)
         sharded = ShardedModel(settings, meshes, device)
         self._sharded, self._settings = sharded, settings
         model = settings.learning.model
@@ -321,7 +321,7 @@ class LearnerRank:
             self._scorer, jobs(), controls, statistics=share.statistics, loss_scale=loss_scale
         )
         # Ranks that have the same share count once.
-        group = self._sharded.meshes.sequence
+        group = self._sharded.sequence
         counts = 1.0 if group is None or group.rank() == 0 else 0.0
 
         def reduced(values: Mapping[str, Tensor], op: Any) -> dict[str, Tensor]:

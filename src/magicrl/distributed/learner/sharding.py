@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
@@ -93,26 +93,22 @@ class _Root(nn.Module):
         return work()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meshes:
-    """Groups of ranks that exchange data."""
+Meshes: TypeAlias = tuple[DeviceMesh, dist.ProcessGroup | None]
+"""Ranks of one copy of the model (with several copies ``[copies, ranks per copy]``), and those that share this rank's
+micro-batches (None if no other does)."""
 
-    shards: DeviceMesh  # ranks of one copy of the model; with several copies ``[copies, ranks per copy]``
-    sequence: dist.ProcessGroup | None  # ranks that share this rank's micro-batches; None if no other does
 
-    @staticmethod
-    def make(device: str, sequence_parallel: int, shard_ranks: int | None = None) -> Meshes:
-        """Group neighbouring ranks: those that share sequences, and those that hold one copy of the model."""
-        ranks = dist.get_world_size()
-        each = shard_ranks or ranks
-        # One dimension without copies: torch's HSDP path would otherwise add an all-reduce over a group of one.
-        copies = {"copy": ranks // each} if each < ranks else {}
-        shards = init_device_mesh(device, (*copies.values(), each), mesh_dim_names=(*copies, "shard"))
-        sequence = None
-        if sequence_parallel > 1:
-            grid = (ranks // sequence_parallel, sequence_parallel)
-            sequence = init_device_mesh(device, grid, mesh_dim_names=("share", "sequence"))["sequence"].get_group()
-        return Meshes(shards=shards, sequence=sequence)
+def make_meshes(device: str, sequence_parallel: int, shard_ranks: int | None = None) -> Meshes:
+    """Group neighbouring ranks: those that hold one copy of the model, and those that share sequences."""
+    ranks = dist.get_world_size()
+    each = shard_ranks or ranks
+    # One dimension without copies: torch's HSDP path would otherwise add an all-reduce over a group of one.
+    copies = {"copy": ranks // each} if each < ranks else {}
+    shards = init_device_mesh(device, (*copies.values(), each), mesh_dim_names=(*copies, "shard"))
+    if sequence_parallel == 1:
+        return shards, None
+    grid = (ranks // sequence_parallel, sequence_parallel)
+    return shards, init_device_mesh(device, grid, mesh_dim_names=("share", "sequence"))["sequence"].get_group()
 
 
 class ShardedModel:
@@ -132,7 +128,8 @@ class ShardedModel:
         frozen: bool = False,
         fill: bool = True,
     ) -> None:
-        self.device, self.meshes, self._placement = device, meshes, settings.placement
+        self.device, self._placement = device, settings.placement
+        self._shards, self.sequence = meshes
         self._dtype = resolve_dtype(settings.learning.model.dtype)
         source = settings.reference if frozen else settings.folder
         assert source is not None, "there is a reference"
@@ -171,7 +168,7 @@ class ShardedModel:
     def _sharded(self, placement: LearnerPlacement) -> FSDPModule:
         narrow = self._dtype if self._dtype != torch.float32 else None
         options: dict[str, Any] = {
-            "mesh": self.meshes.shards,
+            "mesh": self._shards,
             "mp_policy": MixedPrecisionPolicy(
                 param_dtype=narrow, reduce_dtype=resolve_dtype(placement.reduce_dtype), cast_forward_inputs=False
             ),
@@ -411,6 +408,10 @@ def rows_of(shard: DTensor) -> tuple[int, int]:
     return min(first, shard.shape[0]), min(first + each, shard.shape[0])
 
 
+WrittenShard: TypeAlias = dict[str, str] | str
+"""Name and SHA-256 of the file with a rank's rows (empty if it has none), or why they could not be written."""
+
+
 class ShardWriter:
     """Writes a rank's rows of the state in the background, in the format of ``torch.distributed.checkpoint``.
 
@@ -444,24 +445,16 @@ class ShardWriter:
         return self._begun.result() if wait or self._begun.done() else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenShard:
-    """Result of writing a rank's rows."""
-
-    file: tuple[str, str] | None = None  # name and SHA-256; None if the rank has no rows
-    error: str | None = None  # why the rows could not be written
-
-
 def _written(file: Path, rows: dict[str, Tensor], header: dict[str, str]) -> WrittenShard:
     if not rows:
-        return WrittenShard()
+        return {}
     try:
         save_file(rows, file, header)
         with file.open("rb") as written:
             os.fsync(written.fileno())  # no other machine can do it for this one
-        return WrittenShard(file=(file.name, sha256_of(file)))
+        return {file.name: sha256_of(file)}
     except (OSError, SafetensorError) as error:
-        return WrittenShard(error=str(error))
+        return str(error)
 
 
 def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int) -> None:
@@ -540,18 +533,18 @@ class ShardedScorer(PolicyScorer):
         """Compute as ``PolicyScorer.forward``. With sequence parallelism every rank of the group has the full
         result."""
         assert head_gradient is None, "a shard's gradient is summed over ranks, the head's among them"
-        group = self._sharded.meshes.sequence
+        group = self._sharded.sequence
         if group is None:
             return self._sharded.run(lambda: super(ShardedScorer, self).forward(batch, temperature))
         # Log-probs of all slices are gathered, because the loss of a response may need all its tokens.
-        part = SequenceSlice.of(batch, group)
+        part = SequenceSlice(batch, group)
 
         def own() -> tuple[Tensor, Tensor]:
             hidden = self._hidden(part.input_ids, part.position_ids, part.attention)
             return self._head(hidden.index_select(0, part.predict_index), part.targets, temperature)
 
         logprobs, entropies = self._sharded.run(own)
-        return part.gathered(logprobs, group), part.gathered(entropies, group)
+        return part.gathered(logprobs), part.gathered(entropies)
 
     def _head(
         self, hidden: Tensor, targets: Tensor, temperature: float, gradient: Tensor | None = None

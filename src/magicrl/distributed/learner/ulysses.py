@@ -10,7 +10,7 @@ the sum of the ranks' gradients is the gradient of the micro-batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -85,50 +85,44 @@ class UlyssesContext:
         return all_to_all_single_autograd(x.contiguous(), None, None, self._group)
 
 
-@dataclass(frozen=True, kw_only=True)
 class SequenceSlice:
-    """This rank's tokens of a micro-batch."""
+    """This rank's tokens of a micro-batch ``batch`` that is split into slices of equal length.
 
-    input_ids: Tensor  # ``[1, n]``, padding at the end of the last slices
-    position_ids: Tensor  # ``[1, n]``
-    attention: UlyssesContext  # over the whole micro-batch
-    predict_index: Tensor  # ``[r]`` positions in the slice whose next token is a response token
-    targets: Tensor  # ``[r]`` those response tokens
-    own: Tensor  # ``[r]`` their indices among the micro-batch's R response tokens
-    place: Tensor  # ``[R]`` index of each response token in the concatenation of the ranks' padded results
-    width: int  # maximum number of response tokens of a slice, to which results are padded
+    Attributes:
+        input_ids: ``[1, n]``, padding at the end of the last slices.
+        position_ids: ``[1, n]``.
+        attention: Attention over the whole micro-batch.
+        predict_index: ``[r]`` positions in the slice whose next token is a response token.
+        targets: ``[r]`` those response tokens.
+        own: ``[r]`` their indices among the micro-batch's R response tokens.
+        place: ``[R]`` index of each response token in the concatenation of the ranks' padded results.
+        width: Maximum number of response tokens of a slice, to which results are padded.
+    """
 
-    @staticmethod
-    def of(batch: PackedBatch, group: dist.ProcessGroup) -> SequenceSlice:
-        """Split ``batch`` into slices of equal length and return this rank's."""
+    def __init__(self, batch: PackedBatch, group: dist.ProcessGroup) -> None:
+        self._group = group
         tokens, degree, rank = batch.input_ids.shape[1], group.size(), group.rank()
         length = -(-tokens // degree)
         padded = [F.pad(x, (0, degree * length - tokens)) for x in (batch.input_ids, batch.position_ids)]
-        ids, positions = (x[:, rank * length : (rank + 1) * length] for x in padded)
+        self.input_ids, self.position_ids = (x[:, rank * length : (rank + 1) * length] for x in padded)
+        self.attention = UlyssesContext(batch.attention, tokens, group)
         owners = batch.predict_index // length
         counts = torch.bincount(owners, minlength=degree)
-        width = int(counts.max())
+        self.width = int(counts.max())
         # Stable, so that tokens keep their order within a slice, as the slices' results do.
         order = torch.argsort(owners, stable=True)
         within = torch.empty_like(owners)
         starts = counts.cumsum(0) - counts
         within[order] = torch.arange(len(owners), device=owners.device) - starts.repeat_interleave(counts)
-        own = (owners == rank).nonzero()[:, 0]
-        return SequenceSlice(
-            input_ids=ids,
-            position_ids=positions,
-            attention=UlyssesContext(batch.attention, tokens, group),
-            predict_index=batch.predict_index[own] - rank * length,
-            targets=batch.targets[own],
-            own=own,
-            place=owners * width + within,
-            width=width,
-        )
+        self.place = owners * self.width + within
+        self.own = (owners == rank).nonzero()[:, 0]
+        self.predict_index = batch.predict_index[self.own] - rank * length
+        self.targets = batch.targets[self.own]
 
-    def gathered(self, values: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def gathered(self, values: Tensor) -> Tensor:
         """Return all ranks' ``[r]`` values as ``[R]`` in the micro-batch's order, with gradients for this rank's
         values."""
-        return cast(Tensor, _Gather.apply(values, self.own, self.place, self.width, group))
+        return cast(Tensor, _Gather.apply(values, self.own, self.place, self.width, self._group))
 
 
 class _Gather(torch.autograd.Function):

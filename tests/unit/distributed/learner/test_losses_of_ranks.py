@@ -21,7 +21,6 @@ from local_ranks import LocalLauncher, LocalRanks
 from magicrl.config.cluster_schema import ClusterTimeouts, LearnerPlacement
 from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.launchers import (
-    Answer,
     Fault,
     LearnerLost,
     answer_call,
@@ -53,20 +52,19 @@ MISTAKE = Fault(died=False, kind="ValueError", text="rank 3 is too large")
     ids=["a death before its echo", "an error of its own before an echo", "one error", "silence", "one mistake"],
 )
 def test_the_rank_that_is_to_blame_is_named(faults: Sequence[Any], rank: int, told: str) -> None:
-    answers = [None if f == "silent" else Answer(value=1) if f is None else Answer(fault=f) for f in faults]
+    answers = {rank: fault or 1 for rank, fault in enumerate(faults) if fault != "silent"}
     with pytest.raises(LearnerLost, match=told) as caught:
-        collect_values(answers, waiting_for="update 3", seconds=7)
+        collect_values(answers, len(faults), waiting_for="update 3", seconds=7)
     assert caught.value.rank == rank
     assert (caught.value.mistake is None) is (faults[rank] is not MISTAKE)
 
 
 def test_a_mistake_that_all_ranks_tell_is_no_loss() -> None:
     with pytest.raises(ValueError, match="rank 3 is too large"):
-        collect_values([Answer(fault=MISTAKE)] * 2, waiting_for="a state", seconds=1)
-    assert collect_values([Answer(value=3), Answer(value=None)], waiting_for="", seconds=1) == [3, None]
-    assert answer_call("abc", "upper", ()).value == "ABC"
-    fault = answer_call("abc", "index", ("z",)).fault
-    assert fault is not None
+        collect_values({0: MISTAKE, 1: MISTAKE}, 2, waiting_for="a state", seconds=1)
+    assert collect_values({1: None, 0: 3}, 2, waiting_for="", seconds=1) == [3, None]
+    assert answer_call("abc", "upper", ()) == "ABC"
+    fault = answer_call("abc", "index", ("z",))
     assert (fault.kind, fault.text) == ("ValueError", "substring not found")
 
 
@@ -116,13 +114,12 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
 ) -> None:
     """Kill when idle, in an update and after shards were written: the bits equal an undisturbed run."""
     batches = [TrainBatch.of(recorded[:7]), TrainBatch.of(recorded[7:]), TrainBatch.of(recorded)]
-    watched, lost = Watched(), list[LearnerLost]()
-    many = learner(loaded, watched, on_loss=lost.append)
+    watched = Watched()
+    many = learner(loaded, watched)
     many.update(batches[0], CONTROLS)
     watched.started[-1].processes[1].kill()
     with pytest.raises(LearnerLost, match="learner rank 1 was killed by signal 9, while the run waited for: update 2"):
         many.update(batches[1], CONTROLS)
-    many.rebuild()
     assert many.version == 1
     many.update(batches[1], CONTROLS)
 
@@ -145,7 +142,8 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     killer.start()
     many.update(batches[2], CONTROLS)
     killer.join()
-    assert [error.rank for error in lost] == [0]
+    assert len(many.lost) == 1
+    assert many.lost[0].startswith("learner rank 0 ")
     assert many.version == 3
 
     disturbed = many.state()

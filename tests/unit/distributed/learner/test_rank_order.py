@@ -11,7 +11,7 @@ import pytest
 
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.model_schema import ModelConfig
-from magicrl.distributed.learner.launchers import Answer, RankGroup
+from magicrl.distributed.learner.launchers import RankGroup
 from magicrl.distributed.learner.learner import DistributedLearner, by_node, shard_ranks
 from magicrl.distributed.learner.rank import LearnerRank
 from magicrl.models.loading import load_shell
@@ -61,9 +61,9 @@ class TwoNodes(RankGroup):
     def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
         return calls
 
-    def _receive(self, process: int, call: Any) -> Answer:
+    def _receive(self, process: int, call: Any) -> Any:
         values = {"location": ("abab"[process], self._memory), "open_store": ("host", process)}
-        return Answer(value=values.get(call[1], "device"))
+        return values.get(call[1], "device")
 
 
 @pytest.mark.parametrize(

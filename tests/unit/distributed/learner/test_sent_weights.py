@@ -32,7 +32,7 @@ SCRIPT = """
 import json, sys
 import torch, torch.distributed as dist
 from torch.distributed._tools.mem_tracker import MemTracker
-from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
+from magicrl.distributed.learner.sharding import RankSettings, ShardedModel, make_meshes
 from magicrl.distributed.learner.rank import LearnerRank
 from magicrl.rollout.vllm_weights import WeightGroup, join_group
 from magicrl.rollout.weight_buckets import WeightInfo
@@ -52,7 +52,7 @@ if role == 2:  # an engine's worker
     print(json.dumps({"other": other}))
 else:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{ranks}", rank=role, world_size=2)
-    sharded = ShardedModel(RankSettings(folder=folder), Meshes.make("cpu", 1), torch.device("cpu"))
+    sharded = ShardedModel(RankSettings(folder=folder), make_meshes("cpu", 1), torch.device("cpu"))
     rank = LearnerRank("node")
     rank._rank, rank._sharded = role, sharded
     if role == 0:

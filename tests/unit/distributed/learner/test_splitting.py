@@ -57,7 +57,7 @@ class Rank:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
 def test_slices_put_together_are_the_micro_batch(ranks: int) -> None:
     batch = packed_with_shared_prompts([sample(1, 4), sample(1, 7), sample(2, 2)])
-    slices = [SequenceSlice.of(batch, Rank(r, ranks)) for r in range(ranks)]  # type: ignore[arg-type]
+    slices = [SequenceSlice(batch, Rank(r, ranks)) for r in range(ranks)]  # type: ignore[arg-type]
     tokens = batch.input_ids.shape[1]
     for name in ("input_ids", "position_ids"):
         whole = torch.cat([getattr(part, name) for part in slices], dim=1)

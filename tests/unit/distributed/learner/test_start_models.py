@@ -21,7 +21,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.model_schema import LoraConfig, ModelConfig
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
+from magicrl.distributed.learner.sharding import RankSettings, ShardedModel, make_meshes
 from magicrl.models.adapters import LoraAdapters
 from magicrl.models.loading import load_empty, load_policy, load_shell
 from magicrl.training.objective import LearnerSettings
@@ -42,7 +42,7 @@ def read_by(folder: Path, ranks: int, rank: int, model: ModelConfig) -> dict[str
     """Return the rows that a rank holds after its start."""
     with one_of(ranks, rank):
         settings = RankSettings(folder=str(folder), learning=LearnerSettings(model=model))
-        sharded = ShardedModel(settings, Meshes.make("cpu", 1), torch.device("cpu"))
+        sharded = ShardedModel(settings, make_meshes("cpu", 1), torch.device("cpu"))
         named = sharded.model.named_parameters(remove_duplicate=False)
         return {name: cast(DTensor, parameter.data).to_local().clone() for name, parameter in named}
 
@@ -104,7 +104,7 @@ def test_what_a_pass_exchanges(
     with one_of(4, 0):
         placement = LearnerPlacement(ranks=4, **settings)
         told = RankSettings(folder=str(untied_folder), placement=placement)
-        sharded = ShardedModel(told, Meshes.make("cpu", 1, placement.shard_ranks), torch.device("cpu"))
+        sharded = ShardedModel(told, make_meshes("cpu", 1, placement.shard_ranks), torch.device("cpu"))
         units = [prefix for prefix, _ in sharded.units()]
         assert units == [*(f"model.layers.{i}." for i in range(3)), "model.embed_tokens.", "lm_head.", ""]
         model: Any = sharded.model

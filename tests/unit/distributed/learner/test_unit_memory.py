@@ -13,7 +13,7 @@ from rank_memory import TERMS, planned_bytes, tracked
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.model_schema import LoraConfig, ModelConfig
-from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
+from magicrl.distributed.learner.sharding import RankSettings, ShardedModel, make_meshes
 from magicrl.training.objective import LearnerSettings
 
 CONFIG: dict[str, Any] = {
@@ -50,7 +50,7 @@ def test_a_rank_holds_its_part_of_the_reference_in_the_compute_precision(tmp_pat
     settings = RankSettings(folder="the policy", learning=learning, reference=str(tmp_path))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     try:
-        frozen = ShardedModel(settings, Meshes.make("cpu", 1), torch.device("cpu"), frozen=True, fill=False)
+        frozen = ShardedModel(settings, make_meshes("cpu", 1), torch.device("cpu"), frozen=True, fill=False)
         shards: list[Any] = [parameter.to_local() for parameter in frozen.model.parameters()]  # type: ignore[attr-defined]
     finally:
         dist.destroy_process_group()

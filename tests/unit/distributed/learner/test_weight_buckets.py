@@ -111,7 +111,7 @@ import json, sys
 import torch, torch.distributed as dist
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils._python_dispatch import TorchDispatchMode
-from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
+from magicrl.distributed.learner.sharding import RankSettings, ShardedModel, make_meshes
 from magicrl.rollout.weight_buckets import in_buckets
 
 class Gathered(TorchDispatchMode):
@@ -124,7 +124,7 @@ class Gathered(TorchDispatchMode):
 role, folder, port, size = int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4])
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=role, world_size=2)
-sharded = ShardedModel(RankSettings(folder=folder), Meshes.make("cpu", 1), torch.device("cpu"))
+sharded = ShardedModel(RankSettings(folder=folder), make_meshes("cpu", 1), torch.device("cpu"))
 state = sum(p.to_local().numel() * 4 for p in sharded.trained().values())
 tracker, gathered = MemTracker(), Gathered()
 tracker.track_external(sharded.model)
