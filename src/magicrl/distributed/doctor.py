@@ -87,7 +87,13 @@ def examine_cluster(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[N
         megabytes: size of the array that is copied in place of weights.
         probe: starts a `Probe` on a node and returns its handle.
     """
-    findings = [_of_token()]
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    # A node without the token never joins, so that no probe could report it.
+    token = "none: whoever reaches the ports may use the cluster"
+    if is_token_auth_enabled():
+        token = "in use: a node or user without a copy of this ~/.ray/auth_token cannot join (InvalidAuthToken)"
+    findings = [Finding("Ray's token", "ok", token)]
     probes: list[tuple[Node, Any]] = []
     here = versions()
     for node in nodes:
@@ -119,16 +125,6 @@ def versions() -> dict[str, str]:
 def _finding(what: str, text: str, remedy: str = "", *, status: Literal["warning", "trouble"] = "trouble") -> Finding:
     """Return a finding, with status ``ok`` if there is no remedy."""
     return Finding(what, status, text, remedy) if remedy else Finding(what, "ok", text)
-
-
-def _of_token() -> Finding:
-    """Check whether nodes need a token: a node without it never joins, so that no probe could report it."""
-    from ray._private.authentication.authentication_utils import is_token_auth_enabled
-
-    if not is_token_auth_enabled():
-        return Finding("Ray's token", "ok", "none: whoever reaches the ports may use the cluster")
-    text = "in use: a node or user without a copy of this ~/.ray/auth_token cannot join (InvalidAuthToken)"
-    return Finding("Ray's token", "ok", text)
 
 
 def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:

@@ -252,12 +252,16 @@ def _wide(x: Tensor) -> bool:
     return x.dtype == torch.float32
 
 
+def addresses(*tensors: Tensor | None) -> list[int | None]:
+    """Return the addresses of tensors for a kernel, None for none."""
+    return [x if x is None else x.data_ptr() for x in tensors]
+
+
 def normalised(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return ``x / rms(x) * weight`` over the last axis of ``x``, in bfloat16 or float32, rounded once."""
     x = x.contiguous()
     out, width = torch.empty_like(x), len(weight)
-    addresses = (out.data_ptr(), x.data_ptr(), weight.data_ptr())
-    kernels().normalise(_wide(x), *addresses, x.numel() // width, width, eps, torch.get_num_threads())
+    kernels().normalise(_wide(x), *addresses(out, x, weight), x.numel() // width, width, eps, torch.get_num_threads())
     return out
 
 
@@ -267,8 +271,8 @@ def normalised_backward(pull: Tensor, x: Tensor, weight: Tensor, eps: float) -> 
     out, width = torch.empty_like(x), len(weight)
     rows = x.numel() // width
     sums = torch.empty(-(-rows // _BLOCK), width)
-    addresses = (y.data_ptr() for y in (out, sums, pull, x, weight))
-    kernels().normalise_backward(_wide(x), *addresses, rows, width, _BLOCK, eps, torch.get_num_threads())
+    given = addresses(out, sums, pull, x, weight)
+    kernels().normalise_backward(_wide(x), *given, rows, width, _BLOCK, eps, torch.get_num_threads())
     return out, sums.sum(dim=0).to(weight.dtype)
 
 
@@ -280,8 +284,7 @@ def gated(gate: Tensor, up: Tensor) -> Tensor:
     assert gate.stride() == up.stride(), "rows must lie alike"
     assert gate.stride(1) == 1, "rows must be contiguous"
     out = gate.new_empty(gate.shape)
-    addresses = (out.data_ptr(), gate.data_ptr(), up.data_ptr())
-    kernels().gated(_wide(gate), *addresses, gate.stride(0), *gate.shape, torch.get_num_threads())
+    kernels().gated(_wide(gate), *addresses(out, gate, up), gate.stride(0), *gate.shape, torch.get_num_threads())
     return out
 
 
@@ -289,8 +292,7 @@ def gated_backward(pull: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tens
     """Return `gated`'s result again, and the gradients of ``gate`` and ``up`` from that of the result."""
     given = [x.contiguous() for x in (pull, gate, up)]
     found = [torch.empty_like(given[0]) for _ in range(3)]
-    addresses = (x.data_ptr() for x in (*found, *given))
-    kernels().gated_backward(_wide(gate), *addresses, pull.numel(), torch.get_num_threads())
+    kernels().gated_backward(_wide(gate), *addresses(*found, *given), pull.numel(), torch.get_num_threads())
     return found[0], found[1], found[2]
 
 
@@ -345,8 +347,7 @@ def multiply(
     given = (x.contiguous(), packed, bias, None if residual is None else residual.contiguous())
     rows = len(x)
     out = x.new_empty(rows, columns)
-    addresses = (y if y is None else y.data_ptr() for y in (out, *given))
-    kernels().multiply_packed(*addresses, rows, x.shape[1] // 2, columns, torch.get_num_threads())
+    kernels().multiply_packed(*addresses(out, *given), rows, x.shape[1] // 2, columns, torch.get_num_threads())
     return out
 
 
@@ -370,8 +371,7 @@ def multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     """
     x = x.contiguous()
     out = x.new_empty(len(x), len(weight))
-    addresses = (y.data_ptr() for y in (out, x, weight))
-    kernels().multiply_rows(*addresses, *x.shape, len(weight), torch.get_num_threads())
+    kernels().multiply_rows(*addresses(out, x, weight), *x.shape, len(weight), torch.get_num_threads())
     return out if bias is None else out.add_(bias)
 
 
@@ -391,10 +391,8 @@ def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor,
     rows, width = x.shape
     largest = torch.empty(rows)
     sums, moments = torch.empty(rows, -(-width // block), dtype=torch.float64), torch.empty(rows, dtype=torch.float64)
-    found = (largest.data_ptr(), sums.data_ptr(), moments.data_ptr())
-    kernels().softmax_sums(
-        *found, x.data_ptr(), x.stride(0), factor.data_ptr(), rows, width, block, torch.get_num_threads()
-    )  # fmt: skip
+    found = addresses(largest, sums, moments, x)
+    kernels().softmax_sums(*found, x.stride(0), factor.data_ptr(), rows, width, block, torch.get_num_threads())
     return largest, sums, moments
 
 
@@ -418,14 +416,14 @@ def softmax_pull(
         targets: ``[rows]`` int64, the index of the one. Out of range for none.
     """
     rows = [tensor if tensor is None else tensor.contiguous() for tensor in (log_sums, constant, slope, pull, targets)]
-    addressed = (tensor if tensor is None else tensor.data_ptr() for tensor in rows)
-    kernels().softmax_pull(x.data_ptr(), factor, chain, *addressed, *x.shape, torch.get_num_threads())
+    kernels().softmax_pull(x.data_ptr(), factor, chain, *addresses(*rows), *x.shape, torch.get_num_threads())
 
 
 def add_widened(total: Tensor, part: Tensor) -> None:
     """Add bfloat16 ``part`` to float32 ``total``, both contiguous."""
     assert total.is_contiguous(), "the sum must be contiguous"
-    kernels().add_widened(total.data_ptr(), part.contiguous().data_ptr(), total.numel(), torch.get_num_threads())
+    part = part.contiguous()  # held until the kernel has read it
+    kernels().add_widened(*addresses(total, part), total.numel(), torch.get_num_threads())
 
 
 def adamw(
@@ -456,7 +454,7 @@ def adamw(
     tensors = (weight, copy, gradient, *moments)
     assert all(x.is_contiguous() for x in tensors), "weights must be contiguous"
     kernels().adamw(
-        *(x.data_ptr() for x in tensors), weight.numel(), factor, 1 - learning_rate * weight_decay, *betas,
+        *addresses(*tensors), weight.numel(), factor, 1 - learning_rate * weight_decay, *betas,
         learning_rate / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step), eps, torch.get_num_threads(),
     )  # fmt: skip
 
@@ -508,7 +506,7 @@ class DecodeKernel:
         rows, heads, dim = q.shape
         out = q.new_empty(1, rows, heads, dim)
         stored = (x if isinstance(x, int) else x.data_ptr() for store in (prompts, responses) for x in store)
-        order, parts, *lengths = (table.data_ptr() for table in self._tables)
+        order, parts, *lengths = addresses(*self._tables)
         kernels().attend(
             _wide(q), out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(),
             k.stride(0), v.stride(0), *stored, order, parts, self._parts, self._most, *lengths, k.shape[1],
@@ -534,9 +532,8 @@ def attend_in_blocks(query: Tensor, key: Tensor, value: Tensor, scaling: float) 
     q = query.unflatten(2, (kv_heads, -1)).transpose(1, 2).contiguous()
     k, v = (x.transpose(1, 2).contiguous() for x in (key, value))
     out, log_sums = torch.empty_like(q), torch.empty(q.shape[:-1])
-    addresses = (x.data_ptr() for x in (out, log_sums, q, k, v))
     kernels().attend_exactly(
-        _wide(query), *addresses, rows * kv_heads, width, keys, heads // kv_heads, dim, scaling,
+        _wide(query), *addresses(out, log_sums, q, k, v), rows * kv_heads, width, keys, heads // kv_heads, dim, scaling,
         torch.get_num_threads(),
     )  # fmt: skip
     return out.transpose(1, 2).flatten(2, 3), log_sums.transpose(2, 3).flatten(1, 2)

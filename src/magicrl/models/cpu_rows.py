@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.cpu_kernels import kernels
+from magicrl.models.cpu_kernels import addresses, kernels
 
 
 class CpuRow:
@@ -69,7 +69,7 @@ def attend_row(
     tokens, heads, dim = q.shape
     out, sums = q.new_empty(tokens, heads, dim), q.new_empty(tokens, heads, dtype=torch.float32)
     kernels().attend_row(
-        out.data_ptr(), sums.data_ptr(), *_views(q, k, v), sequences.data_ptr(), source.data_ptr(), len(sequences),
+        *addresses(out, sums), *_views(q, k, v), *addresses(sequences, source), len(sequences),
         k.shape[1], heads // k.shape[1], dim, scaling, torch.get_num_threads(),
     )  # fmt: skip
     return out, sums
@@ -95,10 +95,9 @@ def attend_row_backward(
     dq = torch.empty_like(out)
     # A prompt's keys get gradients from all of its responses, added in float32 and rounded once.
     dk, dv = (torch.zeros(k.shape, dtype=torch.float32) for _ in range(2))
-    tables = (x.data_ptr() for x in (sequences, source, families))
     kernels().attend_row_backward(
-        dq.data_ptr(), dk.data_ptr(), dv.data_ptr(), grad.data_ptr(), out.data_ptr(), sums.data_ptr(),
-        *_views(q, k, v), *tables, len(families) - 1, kv_heads, heads // kv_heads, dim, scaling,
+        *addresses(dq, dk, dv, grad, out, sums), *_views(q, k, v), *addresses(sequences, source, families),
+        len(families) - 1, kv_heads, heads // kv_heads, dim, scaling,
         torch.get_num_threads(),
     )  # fmt: skip
     return dq, dk.to(k.dtype), dv.to(v.dtype)

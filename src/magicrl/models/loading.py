@@ -251,7 +251,7 @@ def describe_policy(
         # Rows after the tokenizer's last token are padding, which could be sampled but not decoded.
         valid_vocab=min(rows, largest + 1),
         folder=folder,
-        licence=licence or read_licence(Path(folder)),
+        licence=licence,
     )
 
 

@@ -149,6 +149,8 @@ class InProcessEngine(SchedulingEngine):
         self._max_context = max_context
         self._decode = decode
         self._device = torch.device(model.device)
+        self.devices = (device_name(self._device),)
+        """Name of the engine's only device, as a tuple."""
         # a table, so that one lookup finds the rows of a step that have ended
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
@@ -190,11 +192,6 @@ class InProcessEngine(SchedulingEngine):
     def graphs_captured(self) -> int:
         """Number of CUDA graphs of decoding steps captured so far."""
         return 0 if self._static is None else self._static.captured
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Name of the engine's only device, as a tuple."""
-        return (device_name(self._device),)
 
     def peak_mb(self) -> float:
         """Return the peak memory of this process in MiB, including a learner in it."""

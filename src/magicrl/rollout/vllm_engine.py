@@ -208,6 +208,7 @@ class VllmEngine(SchedulingEngine):
 
     Attributes:
         settings: Settings of the engine.
+        devices: Devices of the workers; see ``training.protocols.OnDevices``.
     """
 
     capabilities = Capabilities(filters=True, in_flight=True, sleep=True)
@@ -272,15 +273,10 @@ class VllmEngine(SchedulingEngine):
             except AdaptersRefused:
                 self.close()
                 raise
-        self._devices = tuple(name for name, _ in self._engine.apply_model(worker_device))
+        self.devices = tuple(name for name, _ in self._engine.apply_model(worker_device))
         self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
         self._check_sampling()
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Devices of the workers; see ``training.protocols.OnDevices``."""
-        return self._devices
 
     def peak_mb(self) -> float:
         """Return the peak memory of the fullest worker's process in MiB."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,17 +24,8 @@ _DTYPES: Mapping[int, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Datum:
-    """A training example.
-
-    Attributes:
-        tokens: ``[N]`` input tokens.
-        inputs: ``loss_fn_inputs`` by name, ``[N]`` each.
-    """
-
-    tokens: NDArray[np.int64]
-    inputs: Mapping[str, NDArray[Any]]
+Datum: TypeAlias = tuple[NDArray[np.int64], Mapping[str, NDArray[Any]]]
+"""A training example: ``[N]`` input tokens, and ``loss_fn_inputs`` by name, ``[N]`` each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,7 +80,7 @@ def _datum(index: int, datum: Any) -> Datum:
                 f"datum {index}: {name} has shape {shape}, and its input has {len(tokens)} tokens; "
                 "this server takes one value per token"
             )
-    return Datum(tokens=tokens, inputs=inputs)
+    return tokens, inputs
 
 
 def loss_response(logprobs: Sequence[FloatArray], metrics: Mapping[str, float]) -> bytes:

@@ -109,7 +109,7 @@ class Trainer:
         total = 0.0
         scorer = self._learner.scorer
         for members, packed in scorer.micro_batches(samples):
-            chosen = [request.data[index].inputs for index in members]
+            chosen = [inputs for _, inputs in (request.data[index] for index in members)]
             inputs = {name: torch.from_numpy(np.concatenate([i[name] for i in chosen])) for name in chosen[0]}
             inputs = {name: values.to(scorer.device) for name, values in inputs.items()}
             # The targets are the client's: they need not be the next input tokens.
@@ -130,21 +130,20 @@ class Trainer:
 
     def _sample(self, index: int, datum: Datum, loss: str) -> TrainSample:
         """Return a datum as a sample whose response is all tokens but the first, so that every position is scored."""
+        given, inputs = datum
         wanted = {"target_tokens", *LOSSES[loss].inputs}
-        if set(datum.inputs) != wanted:
-            raise ValueError(
-                f"datum {index} has loss_fn_inputs {sorted(datum.inputs)}, and {loss!r} reads {sorted(wanted)}"
-            )
-        if not 0 < len(datum.tokens) <= self._context:
-            raise ValueError(f"datum {index} has {len(datum.tokens)} tokens; the model takes 1 to {self._context}")
-        for name, tokens in (("model_input", datum.tokens), ("target_tokens", datum.inputs["target_tokens"])):
+        if set(inputs) != wanted:
+            raise ValueError(f"datum {index} has loss_fn_inputs {sorted(inputs)}, and {loss!r} reads {sorted(wanted)}")
+        if not 0 < len(given) <= self._context:
+            raise ValueError(f"datum {index} has {len(given)} tokens; the model takes 1 to {self._context}")
+        for name, tokens in (("model_input", given), ("target_tokens", inputs["target_tokens"])):
             if tokens.min() < 0 or tokens.max() >= self._vocab:
                 raise ValueError(
                     f"datum {index}: {name} has tokens {tokens.min()} to {tokens.max()}, and the model has "
                     f"{self._vocab}; use the tokenizer of {self._folder}"
                 )
         # The last one is only a target, and the client's targets replace all of them.
-        return sample_to_score(datum.tokens[:1], [*datum.tokens[1:], 0], index)
+        return sample_to_score(given[:1], [*given[1:], 0], index)
 
     def step(self, params: Mapping[str, float]) -> dict[str, float]:
         """Make one AdamW step with the gradients since the last one, and return metrics.

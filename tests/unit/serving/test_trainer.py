@@ -30,7 +30,7 @@ def datum(seed: int, length: int, **changes: Any) -> Datum:
         "logprobs": rng.uniform(-6, -4, length).astype(np.float32),
         "advantages": rng.normal(size=length).astype(np.float32),
     }
-    return Datum(tokens=rng.integers(4, 200, length), inputs={**inputs, **changes})
+    return rng.integers(4, 200, length), {**inputs, **changes}
 
 
 def request(*data: Datum, loss: str = "importance_sampling", backward: bool = True) -> LossRequest:
@@ -40,12 +40,12 @@ def request(*data: Datum, loss: str = "importance_sampling", backward: bool = Tr
 def slow_loss(model: Any, data: list[Datum]) -> torch.Tensor:
     """Return the summed importance-sampling loss, one datum and one token at a time."""
     total = torch.zeros((), dtype=torch.float64)
-    for one in data:
-        logits = model(input_ids=torch.tensor(one.tokens)[None]).logits[0].double()
-        for position in range(len(one.tokens)):
-            logprob = logits[position].log_softmax(0)[int(one.inputs["target_tokens"][position])]
-            ratio = (logprob - float(one.inputs["logprobs"][position])).exp()
-            total = total - ratio * float(one.inputs["advantages"][position])
+    for tokens, inputs in data:
+        logits = model(input_ids=torch.tensor(tokens)[None]).logits[0].double()
+        for position in range(len(tokens)):
+            logprob = logits[position].log_softmax(0)[int(inputs["target_tokens"][position])]
+            ratio = (logprob - float(inputs["logprobs"][position])).exp()
+            total = total - ratio * float(inputs["advantages"][position])
     return total
 
 

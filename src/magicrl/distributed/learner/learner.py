@@ -212,17 +212,13 @@ class DistributedLearner:
         """Result of the last update on each rank."""
         self.starts = 0
         """Number of times that ranks were started. A process group formed with earlier ranks is no longer usable."""
-        self._devices: tuple[str, ...] = ()
+        self.devices: tuple[str, ...] = ()
+        """Name of each rank's device."""
         self._step: dict[str, float] = {}  # sums over the updates since `observations`
         self._spans: list[WorkSpan] = []
         self._ranks: RankGroup | None = None
         # Start the ranks here, so that a setting they refuse ends the run before any response is sampled.
         self._repeated(self._running)
-
-    @property
-    def devices(self) -> tuple[str, ...]:
-        """Name of each rank's device."""
-        return self._devices
 
     def peak_mb(self) -> float:
         """Return the peak memory of the fullest rank in MiB; 0 before the first update."""
@@ -470,7 +466,7 @@ class DistributedLearner:
             settings = self._placed(self._ranks)
             store = self._call("open_store", [()], "rank 0 to open a store for all")[0]
             given = [(settings, store, rank, count) for rank in range(count)]
-            self._devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
+            self.devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
             with self._base_lock:
                 if self._base is None:
                     self._version = 0

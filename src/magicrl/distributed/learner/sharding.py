@@ -39,11 +39,10 @@ from torch.distributed.fsdp import (
     register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.model_schema import AdamWConfig, LoraConfig, ModelConfig
+from magicrl.config.model_schema import AdamWConfig, ModelConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
 from magicrl.models.adapters import LoraAdapters
@@ -136,7 +135,13 @@ class ShardedModel:
         shell = load_empty(source)
         check_degree(shell.config, settings.placement.sequence_parallel)
         files = WeightFiles(find_model(source), shell, source) if fill else None
-        self.model, self.lora = self._trained(shell, None if frozen else settings.learning.model.lora, frozen=frozen)
+        shell.requires_grad_(not frozen)
+        lora = None if frozen else settings.learning.model.lora
+        self.lora = None if lora is None else LoraAdapters(shell, lora)
+        self.model = shell if self.lora is None else self.lora.model
+        for parameter in self.model.parameters():
+            if not parameter.requires_grad:  # frozen weights are in the compute precision
+                parameter.data = parameter.data.to(self._dtype)
         self._layers = {
             name: layer for name, layer in self.model.named_modules() if isinstance(layer, GradientCheckpointingLayer)
         }
@@ -152,18 +157,6 @@ class ShardedModel:
             self._fill(files, "cpu" if settings.placement.offload_optimizer else self.device)
             self.run(lambda: None)  # FSDP determines the root unit in the first forward pass
             self._root.reshard()
-
-    def _trained(
-        self, model: PreTrainedModel, of: LoraConfig | None, *, frozen: bool
-    ) -> tuple[PreTrainedModel, LoraAdapters | None]:
-        """Return the model with its adapters. Frozen weights are in the compute precision."""
-        model.requires_grad_(not frozen)
-        lora = None if of is None else LoraAdapters(model, of)
-        found = model if lora is None else lora.model
-        for parameter in found.parameters():
-            if not parameter.requires_grad:
-                parameter.data = parameter.data.to(self._dtype)
-        return found, lora
 
     def _sharded(self, placement: LearnerPlacement) -> FSDPModule:
         narrow = self._dtype if self._dtype != torch.float32 else None
