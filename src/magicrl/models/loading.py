@@ -394,10 +394,9 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     if stated is None:
         stated = getattr(model.config.get_text_config(), "eos_token_id", None)
     stated_ids: list[Any] = stated if isinstance(stated, list) else [stated]
-    named: list[Any] = stated_ids
     try:
         # All of them, because a base model with a chat template states another end token than that of its turns.
-        named = [*named, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
+        named = [*stated_ids, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
     except ValueError as error:
         raise ValueError(f"model {folder}: {error}") from error
     ends = frozenset(token for token in named if token is not None)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -229,7 +230,8 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
     """Replace the forward of every layer that is equal to one of these functions. Return how many of each kind were
     replaced.
 
-    A layer that differs by more than the rounding of its dtype keeps its own forward.
+    A layer that differs by more than the rounding of its dtype keeps its own forward. A forward is a `partial` of the
+    module and not a closure, so that the layer of a copied model finds its own weights.
     """
     LinearForward.put_into(model)
     found = {"norms": 0, "gated": 0}
@@ -241,7 +243,7 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
             module.forward = norm
             found["norms"] += 1
         elif {"gate_proj", "up_proj", "down_proj", "act_fn"} <= set(dict(module.named_children())):
-            efficient = _EfficientGated(module)
+            efficient = partial(_efficient_gated, module)
             if _equal(module, cast(nn.Module, module.gate_proj), efficient):
                 module.forward = efficient
                 found["gated"] += 1
@@ -268,17 +270,11 @@ def _use_rotary(file: Any) -> None:
         file.apply_rotary_pos_emb = rotary
 
 
-class _EfficientNorm:
-    """Forward of one normalisation. It is an object, so that the layer of a copied model finds its own weight."""
-
-    def __init__(self, module: nn.Module, eps: float, plus_one: bool) -> None:
-        self._module, self._eps, self._plus_one = module, eps, plus_one
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        return rms_norm(hidden, cast(Tensor, self._module.weight), self._eps, self._plus_one)
+def _efficient_norm(module: nn.Module, eps: float, plus_one: bool, hidden: Tensor) -> Tensor:
+    return rms_norm(hidden, cast(Tensor, module.weight), eps, plus_one)
 
 
-def _as_norm(module: nn.Module) -> _EfficientNorm | None:
+def _as_norm(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
@@ -286,28 +282,21 @@ def _as_norm(module: nn.Module) -> _EfficientNorm | None:
         (
             efficient
             # No attribute says whether the weight is stored minus 1 (Gemma), so both are tried.
-            for efficient in (_EfficientNorm(module, eps, p) for p in (False, True))
+            for efficient in (partial(_efficient_norm, module, eps, p) for p in (False, True))
             if _equal(module, module, efficient)
         ),
         None,
     )
 
 
-class _EfficientGated:
-    """Forward of one gated feed-forward layer."""
-
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __call__(self, hidden: Tensor) -> Tensor:
-        module = self._module
-        gate, up = module.gate_proj(hidden), module.up_proj(hidden)
-        down = module.down_proj
-        # An adapter instead of the layer, or a bias, requires a call of the layer.
-        times = {nn.Linear: linear_product, ExactLinear: exact_product}.get(type(down))
-        if times is not None and cast("Tensor | None", down.bias) is None:
-            return gated_linear(gate, up, down.weight, module.act_fn, times)
-        return down(gated_linear(gate, up, None, module.act_fn))
+def _efficient_gated(module: Any, hidden: Tensor) -> Tensor:
+    gate, up = module.gate_proj(hidden), module.up_proj(hidden)
+    down = module.down_proj
+    # An adapter instead of the layer, or a bias, requires a call of the layer.
+    times = {nn.Linear: linear_product, ExactLinear: exact_product}.get(type(down))
+    if times is not None and cast("Tensor | None", down.bias) is None:
+        return gated_linear(gate, up, down.weight, module.act_fn, times)
+    return down(gated_linear(gate, up, None, module.act_fn))
 
 
 def _equal(module: nn.Module, first: nn.Module, efficient: Callable[[Tensor], Tensor]) -> bool:

@@ -12,6 +12,7 @@ instead.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -77,26 +78,22 @@ class _LayerState:
         return RecurrentState(self._inputs, self._memory)
 
 
-class _Carried:
-    """Forward of one layer. It is an object, so that the layer of a copied model finds its own weights."""
+def _carried(module: Any, hidden_states: Tensor, *, attention_context: Any = None, **_unused: Any) -> Tensor:
+    """Compute the forward of one layer with a state."""
+    carry = getattr(attention_context, "carry", None)
+    if carry is None:
+        raise ValueError(
+            f"{type(module).__name__} carries a state from token to token, which "
+            f"{type(attention_context).__name__} does not keep apart; with cluster.learner.sequence_parallel above "
+            "1 use a model whose layers all attend"
+        )
 
-    def __init__(self, module: Any) -> None:
-        self._module = module
-
-    def __call__(self, hidden_states: Tensor, *, attention_context: Any = None, **_unused: Any) -> Tensor:
-        carry = getattr(attention_context, "carry", None)
-        if carry is None:
-            raise ValueError(
-                f"{type(self._module).__name__} carries a state from token to token, which "
-                f"{type(attention_context).__name__} does not keep apart; with cluster.learner.sequence_parallel above "
-                "1 use a model whose layers all attend"
-            )
-        return cast(Tensor, carry(self._module.layer_idx, hidden_states, self._run))
-
-    def _run(self, rows: Tensor, state: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
-        cache = _LayerState(self._module.layer_idx, state)
-        out = type(self._module).forward(self._module, rows, cache_params=cache)
+    def run(rows: Tensor, state: RecurrentState | None) -> tuple[Tensor, RecurrentState]:
+        cache = _LayerState(module.layer_idx, state)
+        out = type(module).forward(module, rows, cache_params=cache)
         return cast(Tensor, out), cache.state
+
+    return cast(Tensor, carry(module.layer_idx, hidden_states, run))
 
 
 def keep_sequences_apart(model: nn.Module) -> list[int]:
@@ -109,7 +106,8 @@ def keep_sequences_apart(model: nn.Module) -> list[int]:
         if not type(module).__module__.startswith("transformers.models."):
             continue
         if type(module).__name__ in _DELTA_NETS:
-            module.forward = _Carried(module)
+            # Not a closure: the layer of a copied model must find its own weights.
+            module.forward = partial(_carried, module)
             found.append(cast(int, module.layer_idx))
         elif type(module).__name__ == "Llama4TextModel":
             module.register_forward_pre_hook(_pass_positions, with_kwargs=True)

@@ -12,6 +12,7 @@ models.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -63,7 +64,8 @@ class Routers:
         self._chosen: list[Tensor | None] = [None] * len(found)
         self._dtype = np.uint8 if count <= 256 else np.uint16
         for index, (_, module) in enumerate(found):
-            module.forward = _Routed(module, self, index, count)
+            # Not a closure: the router of a copied model must find its own weights.
+            module.forward = partial(_routed, module, _Listener(self, index, count))
 
     def chosen(self) -> ExpertArray:
         """Return the choice of the last pass, ``[tokens, routers, k]``. Raise ``ValueError`` for a router that made
@@ -93,15 +95,9 @@ class Routers:
         return torch.return_types.topk((scores.gather(-1, experts), experts))
 
 
-class _Routed:
-    """Forward of one router. It is an object, so that the router of a copied model finds its own weights."""
-
-    def __init__(self, module: nn.Module, routers: Routers, index: int, experts: int) -> None:
-        self._module, self._listener = module, _Listener(routers, index, experts)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self._listener:
-            return type(self._module).forward(self._module, *args, **kwargs)
+def _routed(module: nn.Module, listener: _Listener, *args: Any, **kwargs: Any) -> Any:
+    with listener:
+        return type(module).forward(module, *args, **kwargs)
 
 
 class _Listener(TorchFunctionMode):

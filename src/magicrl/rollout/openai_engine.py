@@ -60,20 +60,13 @@ class OpenAIEngine(SchedulingEngine):
     capabilities = Capabilities(weights=False, logprobs=False, seeds=False, filters=True)
     _version = 0
 
-    def __init__(
-        self,
-        settings: ServerSettings,
-        *,
-        tokenizer: Any = None,
-        end_tokens: frozenset[int] = frozenset(),
-    ) -> None:
+    def __init__(self, settings: ServerSettings, *, tokenizer: Any = None) -> None:
         """Request the server's list of models, so that a wrong address or key is found before sampling.
 
         Args:
             settings: address, model and limits of the server.
             tokenizer: the model's tokenizer, if it is known. It turns prompts into text for servers that take no ids,
                 and counts the tokens of answers without a count.
-            end_tokens: tokens that end a response in addition to the server's own (vLLM only).
 
         Raises:
             ValueError: the server cannot be reached, refuses the key, or serves several models and none is named.
@@ -81,7 +74,6 @@ class OpenAIEngine(SchedulingEngine):
         self.usage = ServerUsage()
         self.settings = settings
         self.tokenizer: PreTrainedTokenizerBase | None = tokenizer
-        self._end_tokens = sorted(end_tokens)
         self._groups = OpenGroups()
         self._waiting: deque[tuple[GroupProgress, int]] = deque()
         self._asked: dict[concurrent.futures.Future[Completion | None], tuple[GroupProgress, int]] = {}
@@ -243,8 +235,6 @@ class OpenAIEngine(SchedulingEngine):
             # a server started with the model's recommended settings applies them unless others are sent
             body |= {"top_k": sampling.top_k, "min_p": 0.0, "repetition_penalty": 1.0}
             body |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "return_token_ids": True}
-            if self._end_tokens:
-                body["stop_token_ids"] = self._end_tokens
         elif sampling.top_k:
             raise ValueError(
                 f"top_k = {sampling.top_k}: only vLLM's server surely applies it; if this one has such a field, give "

@@ -139,8 +139,8 @@ def test_vllm_serves_tokens_and_the_learners_log_probs(
     vllm_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
-    settings = ServerSettings(base_url=vllm_url, processed_logprobs=True)
-    engine = OpenAIEngine(settings, end_tokens=frozenset({0}))
+    settings = ServerSettings(base_url=vllm_url, processed_logprobs=True, extra={"stop_token_ids": [0]})
+    engine = OpenAIEngine(settings)
     assert (engine.settings.model, engine.max_context, engine.takes_tokens) == ("tiny", 64, True)
     engine.submit([request(0, temperature=0.7), request(1, temperature=0.0, size=1)])
     first = {(s.request.draw, s.index): s.completion for s in engine.finished_samples()}
@@ -180,7 +180,8 @@ def test_an_environment_plays_on_a_vllm_server(
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
     (tmp_path / "count.py").write_text(COUNT)
     encoder = PromptEncoder(AutoTokenizer.from_pretrained(folder, chat_template=None), 64)
-    client = OpenAIEngine(ServerSettings(base_url=vllm_url, processed_logprobs=True), end_tokens=frozenset({0}))
+    settings = ServerSettings(base_url=vllm_url, processed_logprobs=True, extra={"stop_token_ids": [0]})
+    client = OpenAIEngine(settings)
     engine = EpisodeEngine(client, encoder, EnvironmentConfig(max_turns=3, max_observation_tokens=2))
     asked = request(0, temperature=1.0, size=8, limit=40)
     problem = replace(asked.problem, environment=f"{tmp_path / 'count.py'}:Count")
