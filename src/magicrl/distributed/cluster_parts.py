@@ -110,6 +110,10 @@ class ClusterParts(LocalParts):
             # set before the process starts: torch reads it once
             allocator = {"runtime_env": {"env_vars": rank_allocator(os.environ)}}
             options = [one | allocator for one in options]
+        reference = None
+        if with_needed_reference(config).reference.mode != "none":
+            with under("reference.model"):
+                reference = policy if config.reference.model is None else load_shell(config.reference.model)
         return DistributedLearner(
             policy,
             LearnerSettings.of(config),
@@ -124,14 +128,8 @@ class ClusterParts(LocalParts):
             threads=config.run.threads,
             timeouts=timeouts,
             rebuilds=placement.restarts,
-            reference=self._described_reference(policy),
+            reference=reference,
         )
-
-    def _described_reference(self, policy: LoadedModel) -> LoadedModel | None:
-        if with_needed_reference(self._config).reference.mode == "none":
-            return None
-        with under("reference.model"):
-            return policy if self._config.reference.model is None else load_shell(self._config.reference.model)
 
     def reference(self, start: Path | str, learner: Learner) -> Reference | None:
         """Return the reference, which the ranks hold in shards; local where the learner is local."""

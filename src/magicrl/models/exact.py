@@ -137,7 +137,13 @@ class _ExactAttention(torch.autograd.Function):
         query, key, value, out, log_sums = ctx.saved_tensors
         width, keys = query.shape[1], key.shape[1]
         if cpu_kernels.has_kernels(query.dtype, query.device, query.shape[3]):
-            return *_row_backward(grads[0], query, key, value, out, log_sums, ctx.scaling), None
+            # By the kernel for packed rows, each row a sequence.
+            rows = len(query)
+            row = CpuRow([width] * rows, [keys] * rows)
+            given = (grads[0], out, log_sums.transpose(1, 2), query, key, value)
+            tensors = (x.flatten(0, 1).contiguous() for x in given)
+            found = cast("tuple[Tensor, Tensor, Tensor]", attend_row_backward(*tensors, *row.tables, ctx.scaling))
+            return *(x.unflatten(0, (rows, -1)) for x in found), None
         wide = [x.transpose(1, 2).to(log_sums.dtype) for x in (grads[0], query, key, value, out)]
         causal = width == keys
         mask = None
@@ -147,17 +153,6 @@ class _ExactAttention(torch.autograd.Function):
             mask = torch.zeros(width, keys, dtype=log_sums.dtype).masked_fill_(hidden, -torch.inf)
         found = _FLASH_BACKWARD(*wide, log_sums, 0.0, causal, attn_mask=mask, scale=ctx.scaling)
         return *(x.transpose(1, 2).to(query.dtype) for x in found), None
-
-
-def _row_backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, log_sums: Tensor, scaling: float
-) -> list[Tensor]:
-    """Return the gradients of queries, keys and values by the kernel for packed rows, each row a sequence."""
-    rows = len(query)
-    row = CpuRow([query.shape[1]] * rows, [key.shape[1]] * rows)
-    tensors = (x.flatten(0, 1).contiguous() for x in (grad, out, log_sums.transpose(1, 2), query, key, value))
-    found = cast("tuple[Tensor, Tensor, Tensor]", attend_row_backward(*tensors, *row.tables, scaling))
-    return [x.unflatten(0, (rows, -1)) for x in found]
 
 
 def _heads_first(x: Tensor, step: int) -> Tensor:

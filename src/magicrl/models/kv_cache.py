@@ -591,17 +591,14 @@ class DecodeAttention(RowAttention):
         return found
 
     def _append(self, layer: int, key: Tensor, value: Tensor) -> None:
-        self._write(self._response_store.keys[layer], key)
-        self._write(self._response_store.values[layer], value)
-
-    def _write(self, blocks: list[Tensor], new: Tensor) -> None:
-        by_row = new[0].transpose(0, 1)
-        for block, rows, where in self._ends:
-            if isinstance(where, int):
-                blocks[block][rows, :, where] = by_row[rows]
-            else:
-                index, offsets = where
-                indexable(blocks[block])[index, :, offsets] = indexable(by_row[rows])
+        for blocks, new in ((self._response_store.keys[layer], key), (self._response_store.values[layer], value)):
+            by_row = new[0].transpose(0, 1)
+            for block, rows, where in self._ends:
+                if isinstance(where, int):
+                    blocks[block][rows, :, where] = by_row[rows]
+                else:
+                    index, offsets = where
+                    indexable(blocks[block])[index, :, offsets] = indexable(by_row[rows])
 
 
 def _fill(target: Tensor, scores: Tensor, mask: Tensor | None) -> None:

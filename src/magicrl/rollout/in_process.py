@@ -310,7 +310,14 @@ class InProcessEngine(SchedulingEngine):
         first, starting = self._work.rows.active, list[tuple[GroupProgress, int]]()
         logits: list[Tensor] = []
         if self._work.kept is not None:
-            logits.append(self._resume_group(cache, self._work.kept))
+            # all samples of a group draw their first token from the same logits
+            group = self._work.queue[0]
+            samples = min(group.waiting, cache.rows - first)
+            logits.append(self._work.kept.expand(samples, -1))
+            self._work.rows.start(group, samples, self._version)
+            if not group.waiting:
+                self._work.queue.popleft()
+                self._work.kept = None
         # a few large forwards of prompts instead of one whenever a row is free
         free, few = cache.rows - self._work.rows.active, max(1, cache.rows // REFILL_SHARE)
         if self._work.queue and self._work.kept is None and (free >= few or not self._work.rows.active):
@@ -360,17 +367,6 @@ class InProcessEngine(SchedulingEngine):
             )
             self._work.rows = RowTable(rows, response)
         return cache
-
-    def _resume_group(self, cache: SlotCache, kept: Tensor) -> Tensor:
-        """Start further samples of the first group from its ``kept`` logits; return ``[samples, V]`` logits."""
-        group = self._work.queue[0]
-        samples = min(group.waiting, cache.rows - self._work.rows.active)
-        self._work.rows.start(group, samples, self._version)
-        if not group.waiting:
-            self._work.queue.popleft()
-            self._work.kept = None
-        # all samples of a group draw their first token from the same logits
-        return kept.expand(samples, -1)
 
     def _prefill(self, cache: SlotCache, starting: Sequence[tuple[GroupProgress, int]]) -> list[Tensor]:
         """Compute one prompt per group and start its samples; return ``[samples, V]`` logits per group."""

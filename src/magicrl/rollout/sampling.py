@@ -212,27 +212,27 @@ def _sample_chunk(logits: Tensor, scale: Tensor | None, points: Tensor, greedy: 
 def _chosen(
     logits: Tensor, weights_at: Callable[[Tensor], Tensor], blocks: Tensor, target: Tensor, greedy: Tensor | None
 ) -> Tensor:
-    tokens = _search(weights_at, logits.shape[1], blocks, target)
-    return tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
+    """Return the first token whose cumulative weight exceeds ``target``, or (``greedy``) the most likely one.
 
-
-def _search(weights_at: Callable[[Tensor], Tensor], vocab: int, blocks: Tensor, target: Tensor) -> Tensor:
-    """Return the first token whose cumulative weight exceeds ``target``; it never has weight 0.
+    The first never has weight 0.
 
     ``weights_at`` returns the weights of columns ``[r, c]``.
     """
+    vocab = logits.shape[1]
     columns = torch.arange(min(_BLOCK, vocab), device=blocks.device)
     if vocab <= _BLOCK:
         # Nothing lies before the only block. Half of the operations of a tiny model's sampling are saved.
-        return _first_above(weights_at(columns.expand(len(blocks), -1)).double().cumsum(-1), target)
-    cumulative = blocks.cumsum(-1)
-    block = _first_above(cumulative, target)[:, None]
-    # the remainder of the target inside the block
-    rest = target - (cumulative.gather(-1, block) - blocks.gather(-1, block))[:, 0]
-    columns = block * _BLOCK + columns
-    inside = weights_at(columns.clamp(max=vocab - 1)).double()
-    inside = inside.masked_fill(columns >= vocab, 0.0) if vocab % _BLOCK else inside
-    return block[:, 0] * _BLOCK + _first_above(inside.cumsum(-1), rest)
+        tokens = _first_above(weights_at(columns.expand(len(blocks), -1)).double().cumsum(-1), target)
+    else:
+        cumulative = blocks.cumsum(-1)
+        block = _first_above(cumulative, target)[:, None]
+        # the remainder of the target inside the block
+        rest = target - (cumulative.gather(-1, block) - blocks.gather(-1, block))[:, 0]
+        columns = block * _BLOCK + columns
+        inside = weights_at(columns.clamp(max=vocab - 1)).double()
+        inside = inside.masked_fill(columns >= vocab, 0.0) if vocab % _BLOCK else inside
+        tokens = block[:, 0] * _BLOCK + _first_above(inside.cumsum(-1), rest)
+    return tokens if greedy is None else torch.where(greedy, logits.argmax(-1), tokens)
 
 
 def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:

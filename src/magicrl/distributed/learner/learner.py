@@ -463,7 +463,16 @@ class DistributedLearner:
         self._ranks = self._launcher.start(count, timeout=timeouts.start)
         self.starts += 1
         try:
-            settings = self._placed(self._ranks)
+            what = "learner ranks to be placed"
+            places: list[tuple[str, float]] = self._call("location", self._same(self._settings.device, count), what)
+            # Neighbouring ranks share sequences and shards, whose exchanges are far faster inside a node.
+            self._ranks.order = order = by_node([node for node, _ in places])
+            lora = self._settings.learning.model.lora is not None
+            state = learner_state(self._policy.model.num_parameters(), lora=lora)
+            # On GPUs that engines use in turns, each rank must keep as little memory as possible.
+            default = count if self._settings.shares_gpus else shard_ranks([places[i] for i in order], state)
+            placement = self._placement.model_copy(update={"shard_ranks": self._placement.shard_ranks or default})
+            settings = replace(self._settings, placement=placement)
             store = self._call("open_store", [()], "rank 0 to open a store for all")[0]
             given = [(settings, store, rank, count) for rank in range(count)]
             self.devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
@@ -487,20 +496,6 @@ class DistributedLearner:
             self.close()
             raise
         return self._ranks
-
-    def _placed(self, ranks: RankGroup) -> RankSettings:
-        """Number the ranks so that those of a node are neighbours. Return the settings with the resolved
-        ``shard_ranks``."""
-        count = self._placement.ranks
-        what = "learner ranks to be placed"
-        places: list[tuple[str, float]] = self._call("location", self._same(self._settings.device, count), what)
-        # Neighbouring ranks share sequences and shards, whose exchanges are far faster inside a node.
-        ranks.order = by_node([node for node, _ in places])
-        state = learner_state(self._policy.model.num_parameters(), lora=self._settings.learning.model.lora is not None)
-        # On GPUs that engines use in turns, each rank must keep as little memory as possible.
-        found = count if self._settings.shares_gpus else shard_ranks([places[i] for i in ranks.order], state)
-        placement = self._placement.model_copy(update={"shard_ranks": self._placement.shard_ranks or found})
-        return replace(self._settings, placement=placement)
 
     def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> Mapping[str, float]:
         # Weights are computed from the whole mini-batch: a single share does not know its denominator.
