@@ -124,7 +124,6 @@ _WORK = {
     "configure": "start",
     "update": "train",
     "logprobs": "logprobs",
-    "reference_logprobs": "logprobs",
     "weights": "weights",
     "adapters": "weights",
     "send_weights": "weights",
@@ -133,15 +132,15 @@ _WORK = {
 """Kind of work in the timeline, by method of a rank. Other methods do not appear in the timeline."""
 
 
-@dataclass(frozen=True, slots=True)
 class ShardedReference:
-    """Frozen reference model, sharded over the learner's ranks. Implements ``Reference``."""
+    """Frozen reference model, sharded over the ranks of ``learner``. Implements ``Reference``."""
 
-    scores: Callable[[str, Sequence[TrainSample], float], tuple[list[FloatArray], list[FloatArray]]]
+    def __init__(self, learner: DistributedLearner) -> None:
+        self._learner = learner
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Return log-probs and entropies of every response token, ``[T]`` per sample."""
-        return self.scores("reference_logprobs", samples, temperature)
+        return self._learner.logprobs(samples, temperature, frozen=True)
 
 
 class DistributedLearner:
@@ -272,22 +271,22 @@ class DistributedLearner:
         given = [(share, controls) for share in shares]
         return unpack(self._repeated(lambda: self._call("gradients", given, "gradients"))[0], writable=True)
 
-    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Return log-probs and entropies of every response token, ``[T]`` per sample, without gradients."""
-        return self._scores("logprobs", samples, temperature)
-
     @property
     def reference(self) -> ShardedReference | None:
         """Frozen reference model held by the ranks, or None."""
-        return None if self._settings.reference is None else ShardedReference(self._scores)
+        return None if self._settings.reference is None else ShardedReference(self)
 
-    def _scores(
-        self, method: str, samples: Sequence[TrainSample], temperature: float
+    def logprobs(
+        self, samples: Sequence[TrainSample], temperature: float, *, frozen: bool = False
     ) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Return log-probs and entropies of every response token, ``[T]`` per sample, without gradients.
+
+        ``frozen`` selects the reference model.
+        """
         self._check(samples)
         shares = split_by_tokens(samples, self.parts, self._settings.learning.model.micro_batch_tokens)
-        given = [([samples[i] for i in share], temperature) for share in self._each_rank(shares)]
-        answers = self._repeated(lambda: self._call(method, given, "log-probs of a batch"))
+        given = [([samples[i] for i in share], temperature, frozen) for share in self._each_rank(shares)]
+        answers = self._repeated(lambda: self._call("logprobs", given, "log-probs of a batch"))
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
         for share, answer in zip(shares, answers[:: self._placement.sequence_parallel], strict=True):
             found.update(zip(share, zip(*answer, strict=True), strict=True))

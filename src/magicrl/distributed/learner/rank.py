@@ -190,15 +190,14 @@ class LearnerRank:
         self._optimizer.forget()
         return pack(found) if self._rank == 0 else None
 
-    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Return log-probs and entropies of every response token of this rank's samples."""
-        return self._scorer.score(samples, temperature)
-
-    def reference_logprobs(
-        self, samples: Sequence[TrainSample], temperature: float
+    def logprobs(
+        self, samples: Sequence[TrainSample], temperature: float, frozen: bool
     ) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Return the same as `logprobs` under the frozen reference model."""
-        return self._reference.score(samples, temperature)
+        """Return log-probs and entropies of every response token of this rank's samples.
+
+        ``frozen`` selects the reference model.
+        """
+        return (self._reference if frozen else self._scorer).score(samples, temperature)
 
     def weights(self) -> Payload | None:
         """Return all weights for engines, on rank 0; see ``ShardedModel.weights``."""
