@@ -319,9 +319,6 @@ def _clamped_pull(logits: Tensor, kept: Tensor, pull: Tensor, entropies: Tensor)
     return found.masked_fill_(logits < kept[:, :1], 0.0)
 
 
-__all__ = ["Float32Head", "HeadOptions", "logprobs_and_entropies", "pieces"]
-
-
 class Float32Head:
     """Replacement of an output head's forward with the same weights and float32 logits (MiniMax-M1, ScaleRL).
 

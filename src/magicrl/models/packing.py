@@ -278,8 +278,6 @@ class _Padding:
         place = np.empty(int(sizes.sum()), dtype=np.int64)
         place[ranges(starts[members], sizes[members])] = ranges(slots, sizes[members])
         self._source, self._place = (torch.from_numpy(x).to(device) for x in (source, place))
-        self.tokens = len(source)
-        """Tokens of all buckets, including padding."""
 
     def buckets(self, x: Tensor, *, in_place: bool = False) -> list[Tensor]:
         """Convert ``[1, heads, tokens, dim]`` to ``[rows, width, heads, dim]`` each. ``in_place`` if nothing moves."""
@@ -378,7 +376,6 @@ class PackedBuckets:
 
     def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         self._padding = _Padding(np.array(lengths), similar_lengths(lengths), device)
-        self.padded_tokens = self._padding.tokens
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN) -> Tensor:
         """Attend as `AttentionContext` does."""

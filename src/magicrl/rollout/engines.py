@@ -49,9 +49,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-EngineFactory = Callable[[EngineSettings], RolloutEngine]
-
-
 def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -> RolloutEngine:
     """Return the engine that ``name`` refers to. ``key`` is the setting with the name, for errors.
 
@@ -60,7 +57,7 @@ def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -
         ValueError: The model cannot be loaded (the message says why).
     """
     try:
-        factory: EngineFactory = registry.resolve("engine", name)
+        factory: Callable[[EngineSettings], Any] = registry.resolve("engine", name)
     except ValueError as error:
         raise RecipeError(str(error), key=key) from error
     made = factory(settings)

@@ -131,7 +131,7 @@ def test_a_broken_sequence_does_not_reach_the_others() -> None:
 def test_attention_padding_is_bounded(seed: int) -> None:
     lengths = random_lengths(seed, 50, high=500)
     context = PackedContext(lengths)
-    assert context.buckets.padded_tokens <= sum(lengths) / (1 - MAX_ATTENTION_PADDING)
+    assert len(context.buckets._padding._source) <= sum(lengths) / (1 - MAX_ATTENTION_PADDING)
 
 
 @pytest.mark.parametrize("lengths", [[], [3, 0]])
