@@ -125,9 +125,9 @@ class InProcessEngine(SchedulingEngine):
         """
         Args:
             model: an HF causal LM that only this engine uses, loaded with ``attn_implementation="magicrl"``.
-            settings: sizes and the precision of the head. With ``exact`` the bits of a token do not depend on the rest
-                of the batch, and equal those of a `PolicyScorer` with the same weights and threads
-                (`magicrl.models.exact`).
+            settings: sizes, the precision of the head, and whether to record experts. With ``exact`` the bits of a
+                token do not depend on the rest of the batch, and equal those of a `PolicyScorer` with the same weights
+                and threads (`magicrl.models.exact`).
             end_tokens: a response ends with any of these; the token is kept.
             decode: turns response tokens into text without special tokens.
             valid_vocab: logits from here on are padding and never sampled.

@@ -266,7 +266,8 @@ class VllmEngine(SchedulingEngine):
         self._engine: Any = start_vllm(folder, options, direct_weights=training.direct_weights)
         self.weights = VllmWeights(self._engine, Path(folder))
         self._adapters: VllmAdapters | None = None
-        if adapters is not None and lora is not None:
+        if adapters is not None:
+            assert lora is not None, "adapters have a configuration"
             self.capabilities = replace(self.capabilities, adapters=True)
             try:
                 self._adapters = VllmAdapters(self._engine, lora, adapters, folder)
