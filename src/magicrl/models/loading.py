@@ -396,7 +396,7 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     stated_ids: list[Any] = stated if isinstance(stated, list) else [stated]
     try:
         # All of them, because a base model with a chat template states another end token than that of its turns.
-        named = [*stated_ids, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
+        named: list[Any] = [*stated_ids, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
     except ValueError as error:
         raise ValueError(f"model {folder}: {error}") from error
     ends = frozenset(token for token in named if token is not None)
