@@ -23,9 +23,15 @@ from magicrl.algorithms.losses import LOSSES
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.model_schema import ModelConfig
 from magicrl.records import Outcome, Problem, TrainBatch, TrainSample, Verdict, frozen_floats
-from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Proof, Setup, judged, relative_error, rollout_group, worst
-from magicrl.selfcheck.slow_loss import NOT_DIVIDED, Response, reference_advantages, reference_loss, slow_scores
+from magicrl.selfcheck.slow_loss import (
+    NOT_DIVIDED,
+    Response,
+    in_own_precision,
+    reference_advantages,
+    reference_loss,
+    slow_scores,
+)
 from magicrl.selfcheck.slow_steps import whole_steps
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
@@ -39,6 +45,7 @@ VOCABULARY = 29
 T = 24
 MASKS = ("none", "before", "after")
 CORRECTIONS = ("none", "tis", "mis")
+OUTCOMES: Mapping[float | None, Outcome] = {None: Outcome.NOT_JUDGED, 1.0: Outcome.CORRECT, 0.0: Outcome.WRONG}
 PROBLEM = Problem(id="case", prompt="", references=("1",), verifier="exact", source="selfcheck")
 
 
@@ -175,7 +182,7 @@ def library_samples(case: Case, model: PreTrainedModel) -> list[TrainSample]:
                 draw=number,
                 temperature=case.controls.temperature,
             ),
-            [verdict_of(reward) for reward in case.rewards[number]],
+            [Verdict(outcome=OUTCOMES[reward], status="selfcheck") for reward in case.rewards[number]],
         )
         for number, members in enumerate(case.groups)
     ]
@@ -207,11 +214,6 @@ def library_samples(case: Case, model: PreTrainedModel) -> list[TrainSample]:
 def prompt(group: int) -> NDArray[np.int64]:
     """Return the prompt of a group, another one for each."""
     return np.arange(1 + group, 6 + 2 * group) % VOCABULARY
-
-
-def verdict_of(reward: float | None) -> Verdict:
-    outcomes: Mapping[float | None, Outcome] = {None: Outcome.NOT_JUDGED, 1.0: Outcome.CORRECT, 0.0: Outcome.WRONG}
-    return Verdict(outcome=outcomes[reward], status="selfcheck")
 
 
 def slow_responses(

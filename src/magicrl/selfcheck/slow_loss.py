@@ -10,7 +10,8 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import MethodType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,6 +21,25 @@ NOT_DIVIDED = frozenset({"dr_grpo"})
 """Losses whose advantages are not divided by the group's standard deviation."""
 WHOLE_RATIO = frozenset({"gspo"})
 """Losses with one ratio per response, the geometric mean over its tokens."""
+CAP = 2.0
+"""Largest weight of a correction."""
+Model = TypeVar("Model", bound=PreTrainedModel)
+
+
+def in_own_precision(model: Model) -> Model:
+    """Let every RMSNorm of ``model`` compute in the precision of its input, and return the model.
+
+    transformers' RMSNorm computes in float32 whatever its input. Layouts that compute a prompt once or many times would
+    then round the gradient differently, at 1e-6, which would hide any smaller error.
+    """
+
+    def norm(self: Any, hidden: Tensor) -> Tensor:
+        return self.weight * (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + self.variance_epsilon))
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = MethodType(norm, module)
+    return model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +106,6 @@ def reference_loss(
     clip_high: float,
     max_tokens: int,
     correction: str = "none",
-    cap: float = 2.0,
 ) -> Tensor:
     """Return the loss of method ``name`` on a whole mini-batch.
 
@@ -99,36 +118,32 @@ def reference_loss(
         clip_low: eps_low.
         clip_high: eps_high.
         max_tokens: Response limit T.
-        correction: ``none``, ``tis`` or ``mis``.
-        cap: Cap of the correction.
+        correction: ``none``, ``tis`` or ``mis``, with a cap of `CAP`.
     """
-    groups = sorted({r.group for r in responses})
+    groups = len({r.group for r in responses})
     all_tokens = sum(int(r.mask.sum()) for r in responses)
     total = torch.zeros((), dtype=torch.float64)
-    for group in groups:
-        members = [r for r in responses if r.group == group]
-        for response, (logprobs, entropies) in zip(responses, scored, strict=True):
-            if response.group != group:
-                continue
-            inner = torch.zeros((), dtype=torch.float64)
-            length = max(1, int(response.mask.sum()))
-            for objective in _token_objectives(
-                name, response, logprobs, entropies, clip_low=clip_low, clip_high=clip_high, correction=correction,
-                cap=cap, alpha=alpha, beta=beta,
-            ):  # fmt: skip
-                inner = inner + objective
-            if name in ("magic", "dapo", "cispo", "nll", "ce_gppo", "aspo", "dppo", "dppo_kl"):
-                total = total + inner / all_tokens
-            elif name == "scalerl":
-                total = total + inner / sum(int(r.mask.sum()) for r in members) / len(groups)
-            elif name in ("grpo", "gspo", "sapo"):
-                total = total + inner / length / len(members) / len(groups)
-            elif name in ("pg", "ppo"):
-                total = total + inner / len(members) / len(groups)
-            elif name == "dr_grpo":
-                total = total + inner / max_tokens / len(members) / len(groups)
-            else:
-                raise ValueError(f"the reference does not know {name!r}")
+    for response, (logprobs, entropies) in zip(responses, scored, strict=True):
+        members = [r for r in responses if r.group == response.group]
+        inner = torch.zeros((), dtype=torch.float64)
+        length = max(1, int(response.mask.sum()))
+        for objective in _token_objectives(
+            name, response, logprobs, entropies, clip_low=clip_low, clip_high=clip_high, correction=correction,
+            alpha=alpha, beta=beta,
+        ):  # fmt: skip
+            inner = inner + objective
+        if name in ("magic", "dapo", "cispo", "nll", "ce_gppo", "aspo", "dppo", "dppo_kl"):
+            total = total + inner / all_tokens
+        elif name == "scalerl":
+            total = total + inner / sum(int(r.mask.sum()) for r in members) / groups
+        elif name in ("grpo", "gspo", "sapo"):
+            total = total + inner / length / len(members) / groups
+        elif name in ("pg", "ppo"):
+            total = total + inner / len(members) / groups
+        elif name == "dr_grpo":
+            total = total + inner / max_tokens / len(members) / groups
+        else:
+            raise ValueError(f"the reference does not know {name!r}")
     return -total
 
 
@@ -141,7 +156,6 @@ def _token_objectives(
     clip_low: float,
     clip_high: float,
     correction: str,
-    cap: float,
     alpha: float,
     beta: float,
 ) -> list[Tensor]:
@@ -192,9 +206,9 @@ def _token_objectives(
             policy = ratio * a if unclipped_is_less else bounded_ratio * a
         weight = float(torch.exp(response.old[t] - response.sampler[t]))
         if correction == "tis":
-            policy = min(weight, cap) * policy
+            policy = min(weight, CAP) * policy
         elif correction == "mis":
-            policy = (weight if weight <= cap else 0.0) * policy
+            policy = (weight if weight <= CAP else 0.0) * policy
         r = torch.exp(response.ref[t] - logprobs[t])
         objectives.append(policy + alpha * entropies[t] - beta * (r - torch.log(r) - 1))
     return objectives

@@ -6,6 +6,7 @@ It shares no code with the trainer: rewards from the recorded text, Eq. 2.5, rej
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,17 @@ from typing import Any
 import pyarrow.parquet as pq
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from magicrl.models.loading import quiet_bars
-from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Setup, metrics, relative_error
-from magicrl.selfcheck.slow_loss import Response, reference_advantages, reference_loss, slow_scores
+from magicrl.selfcheck.slow_loss import (
+    Response,
+    in_own_precision,
+    reference_advantages,
+    reference_loss,
+    slow_scores,
+)
 from magicrl.training.checkpoint import load_checkpoint
 
 TAU, LIMIT, CLIP_LOW, CLIP_HIGH, BETA, RATE = 0.9, 24, 0.1, 0.3, 0.05, 0.01
@@ -70,10 +76,10 @@ class NaiveLoop:
             model = AutoModelForCausalLM.from_pretrained(folder, local_files_only=True, dtype=torch.float64)
         self.model = in_own_precision(model)
         self.answers = answers
+        self.reference = copy.deepcopy(self.model)
         self.weights = dict(self.model.named_parameters())
-        self.start = {name: w.detach().clone() for name, w in self.weights.items()}
-        self.first = {name: torch.zeros_like(w) for name, w in self.start.items()}
-        self.second = {name: torch.zeros_like(w) for name, w in self.start.items()}
+        self.first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        self.second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         self.updates = 0
         self.c = 0.0
 
@@ -89,7 +95,7 @@ class NaiveLoop:
             kept = {draw: found for draw, found in advantages.items() if found is not None}
             rewards = [self.reward(row) for row in rows]
             old = {id(row): self.scores(row)[0] for draw in kept for row in groups[draw]}
-            ref = self.of_the_start([row for draw in kept for row in groups[draw]])
+            ref = {id(row): self.scores(row, self.reference)[0] for draw in kept for row in groups[draw]}
         alpha = self.c if entropy <= TARGET else 0.0
         self.c = min(max(self.c + STEP * ((entropy < TARGET) - (entropy > TARGET)), 0.0), MAXIMUM)
         members = [(draw, row, a) for draw, found in kept.items() for row, a in zip(groups[draw], found, strict=True)]
@@ -124,19 +130,9 @@ class NaiveLoop:
         cuts = [row["finish_reason"] == "length" for row in members]
         return reference_advantages([self.reward(row) for row in members], cuts, mask="none", divide=True)
 
-    def scores(self, row: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies of a recorded response under the present weights."""
-        return slow_scores(self.model, row["prompt_tokens"], row["tokens"], TAU)
-
-    def of_the_start(self, rows: Sequence[Mapping[str, Any]]) -> dict[int, Tensor]:
-        """Return the log-probs of the reference model, which is the starting model."""
-        present = {name: w.detach().clone() for name, w in self.weights.items()}
-        for name, weight in self.weights.items():
-            weight.data.copy_(self.start[name])
-        found = {id(row): self.scores(row)[0] for row in rows}
-        for name, weight in self.weights.items():
-            weight.data.copy_(present[name])
-        return found
+    def scores(self, row: Mapping[str, Any], model: PreTrainedModel | None = None) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies of a recorded response, under the present weights or those of ``model``."""
+        return slow_scores(model or self.model, row["prompt_tokens"], row["tokens"], TAU)
 
     def update(
         self, responses: Sequence[Response], rows: Sequence[Mapping[str, Any]], alpha: float

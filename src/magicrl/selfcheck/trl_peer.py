@@ -20,9 +20,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PrinterCallback, TrainerCallback
 
 from magicrl.models.loading import quiet_bars
-from magicrl.selfcheck.own_precision import in_own_precision
 from magicrl.selfcheck.setup import Proof, Setup, relative_error, worst
-from magicrl.selfcheck.slow_loss import NOT_DIVIDED, Response, reference_advantages, reference_loss, slow_scores
+from magicrl.selfcheck.slow_loss import (
+    NOT_DIVIDED,
+    Response,
+    in_own_precision,
+    reference_advantages,
+    reference_loss,
+    slow_scores,
+)
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # silences a warning that rollout_func may change
 

@@ -26,7 +26,7 @@ from magicrl.models.packing import (
 )
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import TrainSample
-from magicrl.selfcheck.own_precision import in_own_precision
+from magicrl.selfcheck.slow_loss import in_own_precision
 
 
 def random_lengths(seed: int, count: int, low: int = 1, high: int = 200) -> list[int]:

@@ -35,7 +35,7 @@ from magicrl.records import (
     frozen_floats,
 )
 from magicrl.rollout.protocol import Capabilities
-from magicrl.selfcheck.own_precision import in_own_precision
+from magicrl.selfcheck.slow_loss import in_own_precision
 from magicrl.training.learner import LocalLearner
 from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
 from magicrl.training.protocols import Controls

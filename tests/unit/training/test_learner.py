@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.model_schema import ModelConfig, OptimizerConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.selfcheck.own_precision import in_own_precision
+from magicrl.selfcheck.slow_loss import in_own_precision
 from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.protocols import Controls, Learner
 
