@@ -213,7 +213,14 @@ def stats(
 
     console = Console(emoji=False)
     if problem is not None:
-        _show_way(way_of(folder, problem), console)
+        way = way_of(folder, problem)
+        first = way[0][2]
+        lines = [f"{first['id']}  ({first['where']})", first.get("problem")]
+        for step, kept, row in way:
+            said = "kept" if kept else f"dropped: {row.get('reason') or ''}"
+            lines += [f"{step}: {said}", row.get("detail") and f"  {row['detail']}"]
+        for line in filter(None, lines):
+            console.print(line, markup=False, soft_wrap=True)
         return 0
     counts = counts_of(folder)
     if json_:
@@ -229,14 +236,12 @@ def _rows_in(path: Path) -> list[str]:
 
     path = path.resolve()
     if (path / "kept").is_dir():
-        return [_parts_in(path / "kept")]
-    if (path / "sources").is_dir():
-        return [_parts_in(one.kept) for one in step_folders(path)[-1:] or source_folders(path)]
-    return [str(path)]
-
-
-def _parts_in(folder: Path) -> str:
-    return f"{glob.escape(str(folder))}/*.parquet"
+        folders = [path / "kept"]
+    elif (path / "sources").is_dir():
+        folders = [one.kept for one in step_folders(path)[-1:] or source_folders(path)]
+    else:
+        return [str(path)]
+    return [f"{glob.escape(str(folder))}/*.parquet" for folder in folders]
 
 
 def _step_of(pipeline: Path, use: StepName) -> dict[str, Any]:
@@ -321,13 +326,3 @@ def _show_counts(counts: Sequence[StepCounts], console: Console) -> None:
             table.add_row(step.step, "all", str(step.entered), str(step.kept), f"{step.entered - step.kept} in all")
         table.add_section()
     console.print(table)
-
-
-def _show_way(way: Sequence[tuple[str, bool, dict[str, Any]]], console: Console) -> None:
-    first = way[0][2]
-    lines = [f"{first['id']}  ({first['where']})", first.get("problem")]
-    for step, kept, row in way:
-        said = "kept" if kept else f"dropped: {row.get('reason') or ''}"
-        lines += [f"{step}: {said}", row.get("detail") and f"  {row['detail']}"]
-    for line in filter(None, lines):
-        console.print(line, markup=False, soft_wrap=True)

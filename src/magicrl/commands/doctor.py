@@ -109,7 +109,7 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
     cluster = ClusterConfig(address="auto") if config is None or config.cluster is None else config.cluster
     if address is not None:
         cluster = cluster.model_copy(update={"address": address})
-    from magicrl.distributed.doctor import Finding, examine_cluster, start_probe
+    from magicrl.distributed.doctor import examine_cluster, start_probe
 
     with connected(cluster):
         found = nodes()

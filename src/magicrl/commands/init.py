@@ -25,6 +25,7 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.given import Data, PathText, Reward, data_file, reward_reference
 from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, load_train_recipe
 from magicrl.config.model_schema import DType, ModelConfig
+from magicrl.config.paths import with_files
 from magicrl.config.sft_schema import SftPhaseConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
@@ -32,7 +33,7 @@ from magicrl.registry import check, is_builtin
 from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
 from magicrl_verifiers.progress import duration
-from magicrl_verifiers.several import each_name, reward_names
+from magicrl_verifiers.several import reward_names
 
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
@@ -142,31 +143,13 @@ def _checked_reward(reward: Reward) -> str:
     from magicrl_verifiers.table import verifier_spec
 
     try:
-        verifier = check("reward", _absolute(reward_reference(reward)))
+        # the recipe may be in another folder
+        whole = with_files(reward_reference(reward), lambda file: str(Path(file).expanduser().absolute()))
+        verifier = check("reward", whole)
         verifier_spec(verifier)
     except ValueError as error:
         raise RecipeError(str(error)) from error
     return verifier
-
-
-def _absolute(reference: str) -> str:
-    """Return a reward's reference with the whole path of its file: the recipe may be in another folder."""
-
-    def absolute(name: str) -> str:
-        where, separator, attribute = name.rpartition(":")
-        return f"{Path(where).expanduser().absolute()}{separator}{attribute}" if where.endswith(".py") else name
-
-    return each_name(reference, absolute)
-
-
-def _relative(verifier: str | None, output: Path) -> str | None:
-    """Return the verifier for the recipe in ``output``: files below the working directory have relative paths."""
-
-    def relative(name: str) -> str:
-        where, separator, attribute = name.rpartition(":")
-        return f"{beside(where, output)}{separator}{attribute}" if where.endswith(".py") else name
-
-    return None if verifier is None else each_name(verifier, relative)
 
 
 def _present(work: functools.partial[dict[str, Any]]) -> int:
@@ -417,13 +400,14 @@ def _setting(
     from magicrl.training.recipe_proposal import Setting, with_template
 
     sampled, learned, kl = speed
+    verifier = read.source.verifier
     return Setting(
         model=beside(model, output) if Path(model).is_dir() else model,
         data=read.source.family or read.source.hub or beside(str(read.source.path), output),
         kind="family" if read.source.family else "hub" if read.source.hub else "path",
         columns={k: v for k, v in read.source.fields.model_dump(exclude_none=True).items() if isinstance(v, str)},
         problems=read.problems,
-        verifier=_relative(read.source.verifier, output),
+        verifier=verifier and with_files(verifier, lambda file: beside(file, output)),
         parameters=sum(p.numel() for p in policy.model.parameters()),
         context=policy.max_context,
         prompt_lengths=sorted(encoder.length(with_template(problem, best.template)) for problem in read.problems),

@@ -223,7 +223,7 @@ def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:
         "step_seconds": round(stage.seconds, 3),
         "step_seconds_90_percent": _range(made, stage.seconds),
         "flops_bound_seconds": round(bound, 3),
-        "hours_per_1000_steps": round(stage.hours_per_1000, 3),
+        "hours_per_1000_steps": round(stage.seconds / 3.6, 3),
         "hours": round(stage.hours, 3),
     }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -52,7 +52,12 @@ def report(
     if not folders:
         raise RecipeError("magicrl report needs at least one folder of magicrl train or magicrl eval")
     if serve:
-        return serve_report(folders, port, console)
+        if len(folders) > 1:
+            raise RecipeError("--serve shows one run; leave it out to write a page that compares several")
+        with report_server(folders[0], port) as server, contextlib.suppress(KeyboardInterrupt):  # its normal end
+            console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", markup=False)
+            server.serve_forever()
+        return 0
     if len(folders) == 1 and not is_evaluation(folders[0]):
         if x is not None or group_by:
             option = "--x" if x is not None else "--group-by"
@@ -68,22 +73,3 @@ def report(
         console.print(f"left out: {why}", style="yellow", markup=False)
     console.print(f"report: {target}")
     return 1 if left_out else 0
-
-
-def serve_report(folders: Sequence[Path], port: int, console: Console) -> int:
-    """Serve the page of one run on the loopback interface until Ctrl-C.
-
-    Raises:
-        RecipeError: several folders.
-        RunFolderError: no run folder, or a corrupt one.
-        ValueError: the port is taken.
-    """
-    if len(folders) > 1:
-        raise RecipeError("--serve shows one run; leave it out to write a page that compares several")
-    with report_server(folders[0], port) as server:
-        console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", markup=False)
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return 0  # the normal way to end the server
-    return 0

@@ -87,6 +87,7 @@ def runs(
 
 def _table(listed: Sequence[ListedRun], width: int) -> Table:
     """Return a table with as many columns as fit into the terminal. The changed settings are last and are wrapped."""
+    from magicrl.reporting.variants import value_text
     from magicrl.reporting.wording import visible
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -101,10 +102,10 @@ def _table(listed: Sequence[ListedRun], width: int) -> Table:
     table.add_column("changed", overflow="fold", min_width=12)
     for run in listed:
         cells = [Text(visible(_cell(run, name))) for name in order]
-        status = run.columns["status"]
-        table.add_row(
-            Text(visible(run.label)), Text(visible(status), _STYLES.get(status, "")), *cells, Text(_changed(run))
-        )
+        status = Text(visible(run.columns["status"]), _STYLES.get(run.columns["status"], ""))
+        changed = [f"{key}={value_text(value)}" for key, value in run.changed.items()]
+        rest = f" (+{len(changed) - SHOWN})" if len(changed) > SHOWN else ""
+        table.add_row(Text(visible(run.label)), status, *cells, Text(", ".join(changed[:SHOWN]) + rest))
     return table
 
 
@@ -121,14 +122,6 @@ def _cell(run: ListedRun, name: str) -> str:
     if name == "started":
         return moment(str(value or "")).removesuffix(" UTC") or "–"
     return duration(value) if name == "seconds" else "–" if value is None else str(value)
-
-
-def _changed(run: ListedRun) -> str:
-    from magicrl.reporting.variants import value_text
-
-    told = [f"{key}={value_text(value)}" for key, value in run.changed.items()]
-    rest = f" (+{len(told) - SHOWN})" if len(told) > SHOWN else ""
-    return ", ".join(told[:SHOWN]) + rest
 
 
 def _side_by_side(pair: Sequence[ListedRun]) -> Table:

@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -91,7 +90,10 @@ def selfcheck(
         "quick": quick,
         "checks": [],
     }
-    console.print(f"{_head(document)}\n", markup=False)
+    facts = document["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items())
+    machine = f"{facts['machine']} ({', '.join(facts['vector_units'])})"
+    console.print(f"{facts['started']} | {machine} | {versions}\n", markup=False)
     # The checks provoke failures, and what magicrl says of each is part of no line.
     logging.disable(logging.WARNING)
     with tempfile.TemporaryDirectory(prefix="magicrl-selfcheck-") as folder:
@@ -177,10 +179,3 @@ def _facts() -> dict[str, Any]:
     path = Path("/proc/cpuinfo")
     flags = path.read_text().partition("flags")[2].partition("\n")[0].split() if path.exists() else []
     return {**found, "vector_units": [unit for unit in UNITS if unit in flags]}
-
-
-def _head(document: Mapping[str, Any]) -> str:
-    """Return versions and machine in a line."""
-    found = document["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    return f"{found['started']} | {found['machine']} ({', '.join(found['vector_units'])}) | {versions}"

@@ -19,7 +19,7 @@ from magicrl.commands.init import init, written_by_init
 from magicrl.commands.options import Overrides, as_command
 from magicrl.commands.plan import planned
 from magicrl.commands.run_folder import Run, load_run
-from magicrl.commands.training import Progress, observed, output_folder, prepared, run_to_end, threads_kept
+from magicrl.commands.training import Progress, observed, prepared, session_of, threads_kept
 from magicrl.config.errors import RecipeError
 from magicrl.config.given import Data, PathText, Recipe, Reward, Settings, given_recipe
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
@@ -27,6 +27,7 @@ from magicrl.config.overrides import Overrides as GivenOverrides
 from magicrl.config.paths import MODELS, is_unchanged
 from magicrl.config.schema import TrainConfig
 from magicrl.reporting.display import LiveDisplay
+from magicrl.reporting.run_page import write_run_page
 from magicrl.reporting.scores import summary
 from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import NOTHING_LEARNED
@@ -76,12 +77,19 @@ def train(
         model = data = reward = None  # they are in the recipe
     assert recipe is not None
     given, overrides = given_recipe(recipe), overrides_of(settings, model=model, data=data, reward=reward)
-    made = prepared(given, overrides, output_folder(output), resume=resume)
+    made = prepared(given, overrides, output, resume=resume)
     if progress is True:
         minutes = minutes_needed(made.config, given, overrides)
         print_prose(Console(emoji=False), f"{made.config.run.name}: {minutes}results go to {made.folder}")
-    with threads_kept():
-        run_to_end(made, observed(made.config, progress))
+    from magicrl.training.session import StopRequest
+
+    with (
+        threads_kept(),
+        StopRequest().watching() as stop,
+        session_of(made, observed(made.config, progress), stop) as session,
+    ):
+        session.run()
+    write_run_page(made.folder)
     return load_run(made.folder)
 
 

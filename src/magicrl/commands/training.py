@@ -64,7 +64,7 @@ def start(
         ValueError: As for `train`.
     """
     overrides = overrides_of(settings, model=model, data=data, reward=reward)
-    made = prepared(given_recipe(recipe), overrides, output_folder(output), resume=resume)
+    made = prepared(given_recipe(recipe), overrides, output, resume=resume)
     return Training(made, observed(made.config, progress))
 
 
@@ -220,14 +220,17 @@ class Prepared:
     parts: AbstractContextManager[LocalParts | None]
 
 
-def prepared(recipe: Path | Mapping[str, Any], overrides: Overrides, output: Path | None, *, resume: bool) -> Prepared:
+def prepared(
+    recipe: Path | Mapping[str, Any], overrides: Overrides, output: PathText | None, *, resume: bool
+) -> Prepared:
     """Load the recipe and run all checks.
 
     Raises:
         ValueError: A check failed.
     """
+    given = None if output is None else Path(path_text("output", output))
     config = load_train_recipe(recipe, overrides)
-    folder = output or Path(config.run.output or f"runs/{config.run.name}")
+    folder = given or Path(config.run.output or f"runs/{config.run.name}")
     trackers = make_trackers(config.logging.trackers)
     # torch takes seconds to import, so the recipe is read first
     from magicrl.training.start_checks import check_run
@@ -284,20 +287,6 @@ def warn_of_toy_recipe(recipe: Path | Mapping[str, Any], overrides: Overrides, p
         parameters / 1e6,
         own.stages[0].max_tokens,
     )
-
-
-def run_to_end(made: Prepared, observer: AbstractContextManager[RunObserver]) -> Path:
-    """Train to the end and return the report's path. A run that stops writes its report so far.
-
-    Raises:
-        RecipeError: Building the run found a wrong setting; the message has its place.
-        RuntimeError, FloatingPointError, KeyboardInterrupt: As for `train`.
-    """
-    from magicrl.training.session import StopRequest
-
-    with StopRequest().watching() as stop, session_of(made, observer, stop) as session:
-        session.run()
-    return write_run_page(made.folder)
 
 
 @contextmanager
@@ -367,10 +356,6 @@ def observed(config: TrainConfig, progress: Progress) -> AbstractContextManager[
         "progress must be True, False or an object with the methods step, event and progress "
         f"(magicrl.training.recorder.RunObserver), got {progress!r:.60} ({type(progress).__name__})"
     )
-
-
-def output_folder(output: PathText | None) -> Path | None:
-    return None if output is None else Path(path_text("output", output))
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Annotated, Any, cast
 
 from cyclopts import Parameter
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from magicrl.records import StepMetrics
@@ -64,7 +63,13 @@ def watch(
     try:
         if live is None and seen.panel.metrics is not None:
             print_prose(console, Text(seen.panel.step_line()))
-        _follow(console, seen, live, interval)
+        while seen.status == "running":
+            time.sleep(interval)
+            steps, events = seen.news()
+            for event in events:
+                print_prose(console, event_text(event))
+            if live is None and steps:
+                print_prose(console, Text(seen.panel.step_line()))
     except KeyboardInterrupt:
         return 0  # the way out, not an interruption of the run
     finally:
@@ -144,16 +149,6 @@ class WatchedRun:
     def _new_panel(self) -> RunPanel:
         steps = self._steps
         return RunPanel(title=self._name, max_steps=sum(steps) or None, stage_steps=steps, elapsed=self._elapsed)
-
-
-def _follow(console: Console, run: WatchedRun, live: Live | None, interval: float) -> None:
-    while run.status == "running":
-        time.sleep(interval)
-        steps, events = run.news()
-        for event in events:
-            print_prose(console, event_text(event))
-        if live is None and steps:
-            print_prose(console, Text(run.panel.step_line()))
 
 
 def _moment(iso: object) -> datetime | None:

@@ -51,22 +51,17 @@ def load_train_recipe(recipe: Recipe, overrides: Overrides = (), overrides_from:
     Raises:
         RecipeError: No such recipe, unreadable file, bad TOML, unknown key, wrong type or value.
     """
-    return _load(recipe, overrides, TrainConfig, overrides_from)
+    return load_config(recipe, overrides, TrainConfig, overrides_from)
 
 
 def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     """Load the supervised recipe at ``path`` with overrides applied. Raises as `load_train_recipe`."""
-    return _load(path, overrides, SftConfig)
+    return load_config(path, overrides, SftConfig)
 
 
 def load_start_recipe(sft: str) -> SftConfig:
     """Load the supervised recipe that ``start.sft`` of a training recipe names. Raises as `load_train_recipe`."""
     return load_sft_recipe(shipped_recipe(sft) or Path(sft))
-
-
-def load_config(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
-    """Load a TOML file of another schema (a data pipeline), with the same errors as `load_train_recipe`."""
-    return _load(path, overrides, schema)
 
 
 def to_toml(config: BaseModel, folder: Path | None = None) -> str:
@@ -177,7 +172,10 @@ def _opened(recipe: Recipe) -> tuple[Path, str, Tree]:
         raise RecipeError(_explain_toml(path, text, str(error))) from None
 
 
-def _load(recipe: Recipe, overrides: Overrides, schema: type[Config], overrides_from: Path | None = None) -> Config:
+def load_config(
+    recipe: Recipe, overrides: Overrides, schema: type[Config], overrides_from: Path | None = None
+) -> Config:
+    """Load a recipe of this schema, which may be that of a data pipeline. The rest is as for `load_train_recipe`."""
     path, text, tree = _opened(recipe)
     for sign, kind, command in _KINDS:
         # a file for another command says so, in place of a list of keys that it should not have

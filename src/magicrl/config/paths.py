@@ -11,7 +11,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -190,15 +190,17 @@ def located_recipe(value: Any, info: ValidationInfo) -> Any:
 
 def located_reference(value: Any, info: ValidationInfo) -> Any:
     """Return ``file.py:name`` with an absolute file, also in several rewards. Any other reference is unchanged."""
-    if not isinstance(value, str):
-        return value
+    return with_files(value, lambda file: _absolute(value, info, file) or file) if isinstance(value, str) else value
 
-    def absolute(name: str) -> str:
+
+def with_files(reference: str, place: Callable[[str], str]) -> str:
+    """Return a reference, or several rewards, with ``place(file)`` for each file of a ``file.py:name``."""
+
+    def placed(name: str) -> str:
         file, _, attribute = name.rpartition(":")
-        path = _absolute(type(value)(name), info, file) if file.endswith(".py") else None
-        return name if path is None else f"{path}:{attribute}"
+        return f"{place(file)}:{attribute}" if file.endswith(".py") else name
 
-    return each_name(value, absolute)
+    return each_name(reference, placed)
 
 
 def _written(value: str | None, info: FieldSerializationInfo) -> str | None:

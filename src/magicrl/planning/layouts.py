@@ -52,7 +52,13 @@ class Placed:
     layout: Layout
     learner: LearnerMemory  # bytes on one of the learner's accelerators, by term
     engine: Mapping[str, float]  # bytes on one of the engine's accelerators, by term
-    missing: float  # missing bytes of the worse side; 0 or less where both fit
+    learner_missing: float  # bytes that a rank lacks, of its accelerator's memory or of the host's; 0 or less: none
+    cache_missing: float  # bytes that a replica lacks on each accelerator for the longest sample
+
+    @property
+    def missing(self) -> float:
+        """Missing bytes of the worse side; 0 or less where both fit."""
+        return max(self.learner_missing, self.cache_missing)
 
     @property
     def fits(self) -> bool:
@@ -139,13 +145,13 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         offload=demand.offload_optimizer,
         exchange=Exchange(shards=setup.gpus, reduce_bytes=setup.reduce_bytes, reduce_once=setup.reduce_once),
     )
-    short = cache_short(demand, layout.cache_bytes, tp)
-    return Placed(layout=layout, learner=learner, engine=engine, missing=max(_learner_short(learner, hardware), short))
-
-
-def _learner_short(learner: LearnerMemory, hardware: Hardware) -> float:
-    """Bytes that a rank lacks, of its accelerator's memory or of the host's."""
-    return max(learner.total - hardware.budget, learner.host - hardware.host_memory)
+    return Placed(
+        layout=layout,
+        learner=learner,
+        engine=engine,
+        learner_missing=max(learner.total - hardware.budget, learner.host - hardware.host_memory),
+        cache_missing=cache_short(demand, layout.cache_bytes, tp),
+    )
 
 
 def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int:
@@ -171,7 +177,7 @@ def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:
     """Return why nothing fits, by term, and what would make it fit."""
     *_, demand = lean_settings(demand, gpus)
     best = min(candidates(demand, gpus), key=lambda placed: placed.missing)
-    layout, learner_short = best.layout, _learner_short(best.learner, demand.hardware) > 0
+    layout, learner_short = best.layout, best.learner_missing > 0
     split = "colocated" if layout.colocated else "split"
     spared = ", state in the host's memory" if layout.offload else ""
     lacking = _lacking(
@@ -231,12 +237,13 @@ def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
     if any("must divide" in fault for fault in faults):
         return Stated(needs=needs, placed=None, faults=tuple(faults))
     placed = placed_as(needed, learner, rollout)
-    if (short := _short_learner(needed, placed)) > 0:
-        ways = _ways(needed, cluster, _short_learner)
-        faults.append(_lacking("a learner rank", short, placed.learner, needed, ways))
-    if (short := _short_cache(needed, placed)) > 0:
+    if placed.learner_missing > 0:
+        ways = _ways(needed, cluster, lambda placed: placed.learner_missing <= 0)
+        faults.append(_lacking("a learner rank", placed.learner_missing, placed.learner, needed, ways))
+    if placed.cache_missing > 0:
         what = f"a replica, for one sample of {needed.longest} tokens in its cache,"
-        faults.append(_lacking(what, short, placed.engine, needed, _ways(needed, cluster, _short_cache)))
+        ways = _ways(needed, cluster, lambda placed: placed.cache_missing <= 0)
+        faults.append(_lacking(what, placed.cache_missing, placed.engine, needed, ways))
     return Stated(needs=needs, placed=placed, faults=tuple(faults))
 
 
@@ -278,20 +285,12 @@ def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gp
         yield fault
 
 
-def _short_learner(needed: Demand, placed: Placed) -> float:
-    return _learner_short(placed.learner, needed.hardware)
-
-
-def _short_cache(needed: Demand, placed: Placed) -> float:
-    return cache_short(needed, placed.layout.cache_bytes, placed.layout.tensor_parallel)
-
-
-def _ways(needed: Demand, cluster: ClusterConfig, short: Callable[[Demand, Placed], float]) -> Iterator[str]:
+def _ways(needed: Demand, cluster: ClusterConfig, fits: Callable[[Placed], bool]) -> Iterator[str]:
     """Yield settings of which each one would make the layout fit; of each kind the smallest change."""
     learner, rollout, heads = cluster.learner, cluster.rollout, needed.shape.heads
 
     def helps(learner: LearnerPlacement, rollout: RolloutPlacement, needed: Demand = needed) -> bool:
-        return short(needed, placed_as(needed, learner, rollout)) <= 0
+        return fits(placed_as(needed, learner, rollout))
 
     if not needed.checkpointing and helps(learner, rollout, replace(needed, checkpointing=True)):
         yield "model.gradient_checkpointing = true"

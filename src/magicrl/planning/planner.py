@@ -71,11 +71,6 @@ class StagePlan:
     seconds: float  # per step, with the overlap of the schedule
 
     @property
-    def hours_per_1000(self) -> float:
-        """Hours of 1000 steps."""
-        return self.seconds / 3.6
-
-    @property
     def hours(self) -> float:
         """Hours of the whole stage."""
         return self.seconds * self.steps / 3600

@@ -23,7 +23,6 @@ from typing import Any
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import leaves, load_train_recipe, to_toml
 from magicrl.config.paths import shipped_recipe
-from magicrl.config.schema import TrainConfig
 from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.reporting.scores import comparisons
 from magicrl.reporting.variants import decides, differing, path_labels, run_settings
@@ -41,6 +40,7 @@ _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     "<": operator.lt,
     ">": operator.gt,
 }
+_load = cache(load_train_recipe)
 _CONDITION = re.compile(r"\s*([\w./@-]+)\s*(!=|<=|>=|=|<|>|~)\s*(.*?)\s*")
 
 
@@ -171,12 +171,7 @@ def _shipped_settings(run: RecordedRun) -> dict[str, Any] | None:
     recipe = shipped_recipe(run.name)
     if recipe is None or "stages" not in tomllib.loads(recipe.read_text(encoding="utf-8")):
         return None
-    return leaves(tomllib.loads(to_toml(_loaded(recipe), run.path.absolute())))  # paths as the run's file has them
-
-
-@cache
-def _loaded(recipe: Path) -> TrainConfig:
-    return load_train_recipe(recipe)
+    return leaves(tomllib.loads(to_toml(_load(recipe), run.path.absolute())))  # paths as the run's file has them
 
 
 def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
@@ -53,22 +52,9 @@ LabelledRow: TypeAlias = tuple[str, tuple[SampleRow | None, ...]]
 """A label and one response per column; None where a column has none."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BrowsedProblem:
-    """One problem with its responses."""
-
-    id: str
-    prompt: str
-    reference: str
-    marks: tuple[tuple[str, ...], ...]  # by column the outcomes of all samples, shown or not
-    rows: Sequence[LabelledRow]  # the responses that are shown
-    kinds: frozenset[Kind]  # outcomes that the filter finds it by
-
-    @property
-    def size(self) -> int:
-        """Number of characters on the page."""
-        texts = (clipped(response.text) for _, row in self.rows for response in row if response is not None)
-        return len(self.prompt) + sum(len(text) for text in texts)
+BrowsedProblem: TypeAlias = dict[str, Any]
+"""One problem with its responses: ``id``, ``prompt``, ``reference``; ``marks``, by column the outcomes of all samples;
+``rows``, the `LabelledRow` of the responses that are shown; ``kinds``, the `Kind` that the filter finds it by."""
 
 
 def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem], *, note: str = "") -> dict[str, Any]:
@@ -78,7 +64,7 @@ def browser(name: str, columns: Sequence[str], problems: Sequence[BrowsedProblem
     the problems before this selection, ``kind_words`` the labels of the filter for the kinds that occur. ``note`` says
     how the outcome of a column follows from several samples.
     """
-    counts: dict[Kind, int] = {kind: sum(kind in problem.kinds for problem in problems) for kind in KINDS}
+    counts: dict[Kind, int] = {kind: sum(kind in problem["kinds"] for problem in problems) for kind in KINDS}
     words: dict[Kind, str] = {kind: kind.replace("_", " ") for kind in KINDS[2:]}
     if len(columns) > 1:  # lost and won need two columns
         first, others = columns if len(columns) == 2 else ("the first", "another")
@@ -120,7 +106,7 @@ def outcome_kinds(columns: Sequence[Column]) -> frozenset[Kind]:
 
 def chosen(problems: Sequence[BrowsedProblem]) -> list[BrowsedProblem]:
     """Select of each kind in turn the first problem not yet selected, until the page is full; in the given order."""
-    waiting = [[i for i, problem in enumerate(problems) if kind in problem.kinds] for kind in KINDS]
+    waiting = [[i for i, problem in enumerate(problems) if kind in problem["kinds"]] for kind in KINDS]
     taken: set[int] = set()
     room = MOST_CHARACTERS
     while any(waiting) and len(taken) < MOST_PROBLEMS:
@@ -130,9 +116,12 @@ def chosen(problems: Sequence[BrowsedProblem]) -> list[BrowsedProblem]:
             if not queue or len(taken) >= MOST_PROBLEMS:
                 continue
             i = queue.pop(0)
-            if problems[i].size <= room or not taken:
+            shown = [problems[i]["prompt"]]
+            shown += [clipped(response.text) for _, row in problems[i]["rows"] for response in row if response]
+            size = sum(map(len, shown))
+            if size <= room or not taken:
                 taken.add(i)
-                room -= problems[i].size
+                room -= size
     return [problems[i] for i in sorted(taken)]
 
 
@@ -207,14 +196,8 @@ def _browsed(
     problem: EvaluatedProblem, columns: Sequence[Column], rows: Sequence[LabelledRow], kinds: frozenset[Kind]
 ) -> BrowsedProblem:
     reference = problem.references if isinstance(problem.references, str) else " or ".join(problem.references)
-    return BrowsedProblem(
-        id=problem.problem_id,
-        prompt=problem.prompt,
-        reference=reference,
-        marks=_marks(columns),
-        rows=rows,
-        kinds=kinds,
-    )
+    shown = {"id": problem.problem_id, "prompt": problem.prompt, "reference": reference}
+    return shown | {"marks": _marks(columns), "rows": rows, "kinds": kinds}
 
 
 def _marks(columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
@@ -266,14 +249,9 @@ def _of_samples(name: str, problem: Problem | None, columns: Sequence[Column]) -
         responses = tuple(next((a for a in column if a.correct is wanted), None) for column in columns)
         if any(responses):
             rows.append((label, responses))
-    return BrowsedProblem(
-        id=name,
-        prompt="" if problem is None else problem.prompt,
-        reference="" if problem is None else " or ".join(problem.references),
-        marks=_marks(columns),
-        rows=rows,
-        kinds=outcome_kinds(columns),
-    )
+    reference = "" if problem is None else " or ".join(problem.references)
+    shown = {"id": name, "prompt": "" if problem is None else problem.prompt, "reference": reference}
+    return shown | {"marks": _marks(columns), "rows": rows, "kinds": outcome_kinds(columns)}
 
 
 # Rollouts: a few responses of a few steps. Tokens are coloured by entropy where the tokenizer can be read.

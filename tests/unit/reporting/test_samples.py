@@ -172,7 +172,7 @@ def problem(name: str, *kinds: Kind, text: str = "t") -> BrowsedProblem:
 def test_a_full_page_holds_some_of_every_kind_in_the_set_s_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_browser, "MOST_PROBLEMS", 4)
     problems = [*(problem(f"r{i}", "right") for i in range(9)), problem("w", "wrong"), problem("l", "lost", "wrong")]
-    assert [p.id for p in chosen(problems)] == ["r0", "r1", "w", "l"]
+    assert [p["id"] for p in chosen(problems)] == ["r0", "r1", "w", "l"]
 
 
 def test_the_page_has_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +201,7 @@ def test_both_ends_of_a_long_response_are_shown() -> None:
 def test_responses_to_other_problems_of_one_id_are_not_next_to_each_other(variant_folders: list[Path]) -> None:
     def sizes() -> list[tuple[str, int]]:
         (found,) = variant_browsers(group_runs([read_run(folder) for folder in variant_folders]))
-        return [(p.reference, sum(r is not None for _, row in p.rows for r in row)) for p in found["problems"]]
+        return [(p["reference"], sum(r is not None for _, row in p["rows"] for r in row)) for p in found["problems"]]
 
     assert sizes() == [("7 or seven", 3)], "the initial checkpoint and two variants"
     path = variant_folders[2] / "evaluations" / "after.json"
