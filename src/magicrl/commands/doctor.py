@@ -119,17 +119,16 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
 
             try:
                 ClusterParts(config)
-                findings.append(Finding(what=f"room for {recipe}", status="ok", text="everything fits"))
+                findings.append(Finding(f"room for {recipe}", "ok", "everything fits"))
             except RecipeError as error:
-                findings.append(Finding(what=f"room for {recipe}", status="trouble", text=str(error)))
+                findings.append(Finding(f"room for {recipe}", "trouble", str(error)))
     console = Console(emoji=False, highlight=False)
     for finding in findings:
         show(console, finding)
     healthy = all(finding.status != "trouble" for finding in findings)
-    worst = "fit for a run" if healthy else "not fit for a run: see the lines marked trouble"
-    console.print(
-        f"{len(found)} nodes, {sum(n.cpus for n in found):g} CPUs, {sum(n.gpus for n in found):g} GPUs: {worst}"
-    )
+    cpus, gpus = sum(node.cpus for node in found), sum(node.gpus for node in found)
+    verdict = "fit for a run" if healthy else "not fit for a run: see the lines marked trouble"
+    console.print(f"{len(found)} nodes, {cpus:g} CPUs, {gpus:g} GPUs: {verdict}")
     return 0 if healthy else 1
 
 

@@ -179,7 +179,13 @@ def _present(
     if output is None:
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
     if merge:
-        show_results(write_results(given, _names(given, output)), console)
+        # those named, else every folder of the output that holds a job
+        names = sorted(path.parent.name for path in output.glob("*/job.json"))
+        if given.benchmarks:
+            names = [source.name for source in benchmark_sources(given.benchmarks)]
+        if not names:
+            raise RecipeError(f"--merge: {output} holds no evaluation")
+        show_results(write_results(given, names), console)
         _write_logs(output, inspect_logs, console)
         return 0
     if run is None:
@@ -210,16 +216,6 @@ def _sample_and_show(given: EvaluationOptions, console: Console, *, again: bool 
     if results is not None:
         show_results(results, console)
     return 0
-
-
-def _names(given: EvaluationOptions, output: Path) -> list[str]:
-    """Return the benchmarks to merge: those named, else every folder of the output that holds a job."""
-    if given.benchmarks:
-        return [source.name for source in benchmark_sources(given.benchmarks)]
-    names = sorted(path.parent.name for path in output.glob("*/job.json"))
-    if not names:
-        raise RecipeError(f"--merge: {output} holds no evaluation")
-    return names
 
 
 def requested(given: EvaluationOptions, run: Path) -> Callable[[Path], list[str]]:

@@ -176,7 +176,10 @@ command = as_command(init, _present, keywords=("model", "data"))
 def _read(data: str, prompt: str | None, answer: str | None, verifier: str | None = None) -> _Data:
     """Read the problems; raise ``ValueError`` if there are none, or too few."""
     if data.startswith(GYM):
-        return _read_task(data, verifier)
+        source = SourceConfig(family=data, count=GENERATED_BY_SHORTHAND, verifier=verifier)
+        problems = load_problems(source)
+        found = Recognised(schema=data, fields={}, problems=len(problems), rejected=(), first=None)
+        return _Data(source=source, found=found, problems=problems)
     place = Place.of(data)
     fields = FieldMapping(prompt=prompt, answer=answer)
     try:
@@ -199,19 +202,6 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
         problems = load_problems(source)
     if len(problems) < 10:
         raise ValueError(f"{data} has {len(problems)} problems; training and its evaluation need 10, better hundreds")
-    return _Data(source=source, found=found, problems=problems)
-
-
-def _read_task(family: str, verifier: str | None) -> _Data:
-    source = SourceConfig(family=family, count=GENERATED_BY_SHORTHAND, verifier=verifier)
-    problems = load_problems(source)
-    found = Recognised(
-        schema=family,
-        fields={},
-        problems=len(problems),
-        rejected=(),
-        first=None,
-    )
     return _Data(source=source, found=found, problems=problems)
 
 

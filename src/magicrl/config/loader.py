@@ -409,15 +409,11 @@ def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[O
             touched = override.key != "reward" or location[-1] == "verifier"
             if touched and (f"{dotted}.".startswith(f"{name}.") or f"{name}.".startswith(f"{dotted}.")):
                 return override.words
-    return f"{path}{_line_of(text, location)}"
-
-
-def _line_of(text: str, location: Sequence[str]) -> str:
-    """Return ``, line N`` of a key in the TOML text, or of the nearest table header; empty if not found."""
+    # of the key, else of the nearest table that has a header
     names = [part for part in location if not part.isdigit()]
     index = next((int(part) for part in location if part.isdigit()), 0)
     lines = (_find_key(text, names[:depth], index) for depth in range(len(names), 0, -1))
-    return next((f", line {line}" for line in lines if line), "")
+    return next((f"{path}, line {line}" for line in lines if line), str(path))
 
 
 def _find_key(text: str, names: Sequence[str], index: int) -> int:

@@ -145,12 +145,14 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         offload=demand.offload_optimizer,
         exchange=Exchange(shards=setup.gpus, reduce_bytes=setup.reduce_bytes, reduce_once=setup.reduce_once),
     )
+    longest_fits = kv_capacity(shape, engine["cache"], tp, demand.engine_width) >= demand.longest
+    needed = demand.longest * shape.kv_bytes_per_token(demand.engine_width)
     return Placed(
         layout=layout,
         learner=learner,
         engine=engine,
         learner_missing=max(learner.total - hardware.budget, learner.host - hardware.host_memory),
-        cache_missing=cache_short(demand, layout.cache_bytes, tp),
+        cache_missing=0.0 if longest_fits else needed / min(tp, shape.kv_heads) - engine["cache"],
     )
 
 
@@ -163,14 +165,6 @@ def default_shards(demand: Demand, learner_gpus: int, *, colocated: bool) -> int
     return shards_by_default(
         learner_gpus, inside, learner_state(demand.shape.parameters, lora=demand.adapters > 0), demand.hardware.memory
     )
-
-
-def cache_short(demand: Demand, cache: float, tensor_parallel: int) -> float:
-    """Return the missing bytes on each accelerator of a replica for the longest sample in its ``cache``, else 0."""
-    shape = demand.shape
-    if kv_capacity(shape, cache, tensor_parallel, demand.engine_width) >= demand.longest:
-        return 0.0
-    return demand.longest * shape.kv_bytes_per_token(demand.engine_width) / min(tensor_parallel, shape.kv_heads) - cache
 
 
 def refusal(demand: Demand, gpus: int, ways: Iterable[str]) -> str:

@@ -178,28 +178,26 @@ def _variant_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
 
 def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path, str]) -> list[str]:
     """Return sentences on how the curves were made where runs differ in length, status or records."""
-    notes: list[str] = []
-    if any(len(variant.runs) > 1 for variant in variants):
-        notes.append(
-            "Runs that differ only in their seed are one variant. Lines are the mean over a variant's runs. The band "
-            "goes from the smallest to the largest run: it is not a confidence interval."
-        )
+    several = (
+        "Runs that differ only in their seed are one variant. Lines are the mean over a variant's runs. The band "
+        "goes from the smallest to the largest run: it is not a confidence interval."
+    )
     empty = [labels[run.path] for variant in variants for run in variant.runs if not run.metrics]
-    if empty:
-        notes.append(f"No training step so far, and therefore no curve: {'; '.join(empty)}.")
     unlike = [
         variant.name for variant in variants if len({len(run.metrics) for run in variant.runs if run.metrics}) > 1
     ]
-    if unlike:
-        notes.append(
-            f"Runs of different length: {'; '.join(unlike)}. The mean ends with the shortest run, so that the end of a "
-            "run causes no jump. Faint lines show the longer runs."
-        )
     going = [
         variant.name for variant in variants if any(run.status not in ("finished", "stopped") for run in variant.runs)
     ]
-    if going:
-        notes.append(f"Not finished: {'; '.join(going)}. The page shows what was recorded when it was made.")
+    sentences = [
+        (empty, "No training step so far, and therefore no curve: {}."),
+        (
+            unlike,
+            "Runs of different length: {}. The mean ends with the shortest run, so that the end of a run causes no "
+            "jump. Faint lines show the longer runs.",
+        ),
+        (going, "Not finished: {}. The page shows what was recorded when it was made."),
+    ]
     for axis in AXES[1:]:
         at = axes.variants.get(axis, [{} for _ in variants])
         without = [
@@ -207,9 +205,9 @@ def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path,
             for variant, x in zip(variants, at, strict=True)
             if any(run.metrics for run in variant.runs) and not x
         ]
-        if without:
-            notes.append(f"No curve over {AXIS_WORDS[axis]}, because a step did not record it: {'; '.join(without)}.")
-    return notes
+        sentences.append((without, f"No curve over {AXIS_WORDS[axis]}, because a step did not record it: {{}}."))
+    notes = [several] if any(len(variant.runs) > 1 for variant in variants) else []
+    return notes + [sentence.format("; ".join(names)) for names, sentence in sentences if names]
 
 
 def _score_block(variants: Sequence[Variant]) -> PageBlock | None:

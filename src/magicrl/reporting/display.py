@@ -211,7 +211,11 @@ class RunPanel:
             parts.append(_grid([Text.assemble((f"{label} ", "dim"), value) for label, value in measured], width))
             parts += [worker_table(rows, width)] if rows else []
             parts += [note] if note else []
-        parts.append(self._times())
+        elapsed, left = self._elapsed(), self.time_left
+        words = [] if elapsed is None else [f"elapsed {duration(elapsed)}"]
+        if self._step_seconds:
+            words.append(f"{duration(sum(self._step_seconds) / len(self._step_seconds))} per step")
+        parts.append(Text(" · ".join([*words, *([f"left {left}"] if left else [])]), style="dim"))
         if self.phase is not None:
             parts.append(_bar(*self.phase, width))
         title = Text(self._heading(width), style="bold")
@@ -244,14 +248,6 @@ class RunPanel:
             words = f"validation {self._validation[1]} (step {self._validation[0]})"
             text.append(f"   {words}" if len(text) + GAP + len(words) <= width else f"\n{words}")
         return text
-
-    def _times(self) -> Text:
-        elapsed = self._elapsed()
-        words = [] if elapsed is None else [f"elapsed {duration(elapsed)}"]
-        if self._step_seconds:
-            words.append(f"{duration(sum(self._step_seconds) / len(self._step_seconds))} per step")
-        left = self.time_left
-        return Text(" · ".join([*words, *([f"left {left}"] if left else [])]), style="dim")
 
 
 def facts(metrics: StepMetrics, measure: Measure) -> list[tuple[str, str]]:

@@ -67,9 +67,8 @@ def write_page(page: str, target: Path) -> Path:
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}; create it, or choose another --output")
     try:
-        write_atomically(
-            target, page.encode("utf-8", "replace")
-        )  # lone surrogates in hostile text must not stop a report
+        # lone surrogates in hostile text must not stop a report
+        write_atomically(target, page.encode("utf-8", "replace"))
     except OSError as error:
         raise ValueError(f"{target}: the report cannot be written: {error}; choose another output") from None
     return target

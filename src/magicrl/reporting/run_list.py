@@ -144,12 +144,13 @@ def changed_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     settings = run_settings(runs)
     found: list[dict[str, Any]] = []
     for run, table in zip(runs, settings, strict=True):
-        base = _shipped_settings(run)
-        if base is None:
+        recipe = shipped_recipe(run.name)
+        if recipe is None or "stages" not in tomllib.loads(recipe.read_text(encoding="utf-8")):
             same = [other for peer, other in zip(runs, settings, strict=True) if peer.name == run.name]
             keys = differing(same)
         else:
-            keys = differing([base, table])
+            base = tomllib.loads(to_toml(_load(recipe), run.path.absolute()))  # paths as the run's file has them
+            keys = differing([leaves(base), table])
         # a missing setting was not changed: the run is of another version of magicrl
         shown = [key for key in keys if key in table and (decides(key) or key == "run.seed")]
         found.append({key: from_here(table[key], run.path) for key in shown})
@@ -165,13 +166,6 @@ def from_here(value: Any, folder: Path) -> Any:
         return value
     path = Path(os.path.normpath(folder.absolute() / value))
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _shipped_settings(run: RecordedRun) -> dict[str, Any] | None:
-    recipe = shipped_recipe(run.name)
-    if recipe is None or "stages" not in tomllib.loads(recipe.read_text(encoding="utf-8")):
-        return None
-    return leaves(tomllib.loads(to_toml(_load(recipe), run.path.absolute())))  # paths as the run's file has them
 
 
 def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRun]:

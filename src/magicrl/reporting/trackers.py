@@ -327,8 +327,7 @@ class TensorBoardTracker:
 
         self._add(step, text_pb(f"events/{kind}", message))
 
-    def results(self, step: int, values: Mapping[str, float]) -> None:
-        self.step(step, values)
+    results = step
 
     def close(self, status: str) -> None:
         if self._writer is not None:
@@ -360,7 +359,19 @@ class WandbTracker:
         self._wandb: Any = importlib.import_module("wandb")
         self._run: Any = None
         with _service_of_this_process():
-            _check_login(self._wandb)
+            if self._wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
+                return
+            known, reason = False, ""
+            try:
+                # In a terminal, W&B asks for the key. An invalid key fails when the run opens.
+                known = self._wandb.login(verify=False)
+            except self._wandb.errors.UsageError as error:
+                reason = f" ({error})"
+        if not known:
+            raise ValueError(
+                f"logging.trackers names wandb, and W&B has no API key{reason}: run `wandb login` or set "
+                "WANDB_API_KEY, or set WANDB_MODE=offline to keep the run on disk"
+            )
 
     def open(self, run: TrackedRun) -> None:
         settings: dict[str, Any] = {"console": "off", "silent": True}
@@ -408,26 +419,6 @@ def _service_of_this_process() -> Generator[None]:
             os.environ.pop(_SERVICE, None)
 
 
-def _check_login(wandb: Any) -> None:
-    """Log in to W&B unless it is offline. In a terminal, W&B asks for the key.
-
-    Raises:
-        ValueError: no API key.
-    """
-    if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
-        return
-    known, reason = False, ""
-    try:
-        known = wandb.login(verify=False)  # an invalid key fails when the run opens
-    except wandb.errors.UsageError as error:
-        reason = f" ({error})"
-    if not known:
-        raise ValueError(
-            f"logging.trackers names wandb, and W&B has no API key{reason}: run `wandb login` or set WANDB_API_KEY, "
-            "or set WANDB_MODE=offline to keep the run on disk"
-        )
-
-
 class TrackioTracker:
     """A local database (TRACKIO_DIR, default ``~/.cache/huggingface/trackio``), shown by ``trackio show``.
 
@@ -457,8 +448,7 @@ class TrackioTracker:
     def event(self, step: int, kind: str, message: str) -> None:
         self._run.log({f"events/{kind}": message}, step=step)
 
-    def results(self, step: int, values: Mapping[str, float]) -> None:
-        self._run.log(dict(values), step=step)
+    results = step
 
     def close(self, status: str) -> None:
         if self._run is not None:
@@ -517,8 +507,7 @@ class MlflowTracker:
     def event(self, step: int, kind: str, message: str) -> None:
         self._client.set_tag(self._run, f"events/{kind}/{step:06d}", message)
 
-    def results(self, step: int, values: Mapping[str, float]) -> None:
-        self.step(step, values)
+    results = step
 
     def close(self, status: str) -> None:
         if self._run:

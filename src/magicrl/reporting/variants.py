@@ -53,7 +53,6 @@ class Variant:
     """Runs with the same settings."""
 
     name: str  # unique among the variants of a comparison
-    settings: Mapping[str, Any]  # those that differ between the variants; None where a recipe does not have it
     runs: tuple[RecordedRun, ...]
 
 
@@ -176,8 +175,8 @@ def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -
     settings = [{key: tables[members[0]].get(key) for key in grouping} for members in found.values()]
     names = setting_names(settings) if len(settings) > 1 else [runs[0].name if runs else ""]
     return tuple(
-        Variant(name=name, settings=values, runs=tuple(runs[i] for i in members))
-        for name, values, members in zip(names, settings, found.values(), strict=True)
+        Variant(name=name, runs=tuple(runs[i] for i in members))
+        for name, members in zip(names, found.values(), strict=True)
     )
 
 
