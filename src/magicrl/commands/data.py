@@ -110,7 +110,14 @@ def import_(
 
 def _alone(use: StepName, pipeline: Path | None, input: Sequence[str], output: Path, overrides: Sequence[str]) -> int:
     """One step on the rows of files or of another run's step."""
-    step = {"use": use} if pipeline is None else _step_of(pipeline, use)
+    from magicrl.pipeline.pipeline_schema import load_pipeline
+
+    step: dict[str, Any] = {"use": use}
+    if pipeline is not None:
+        found = next((one for one in load_pipeline(pipeline).steps if one.use == use), None)
+        if found is None:
+            raise RecipeError(f"{pipeline} has no step {use!r}")
+        step = found.model_dump(mode="json", exclude_none=True, exclude_unset=True) | step
     stems = [Path(text).stem for text in input]
     names = [stem if stems.count(stem) == 1 else f"{stem}-{number}" for number, stem in enumerate(stems)]
     sources = [{"path": _rows_in(Path(text)), "name": name} for text, name in zip(input, names, strict=True)]
@@ -242,16 +249,6 @@ def _rows_in(path: Path) -> list[str]:
     else:
         return [str(path)]
     return [f"{glob.escape(str(folder))}/*.parquet" for folder in folders]
-
-
-def _step_of(pipeline: Path, use: StepName) -> dict[str, Any]:
-    from magicrl.pipeline.pipeline_schema import load_pipeline
-
-    config = load_pipeline(pipeline)
-    for step in config.steps:
-        if step.use == use:
-            return step.model_dump(mode="json", exclude_none=True, exclude_unset=True) | {"use": use}
-    raise RecipeError(f"{pipeline} has no step {use!r}")
 
 
 def _run_alone(tree: dict[str, Any], place: str, overrides: Sequence[str], output: Path) -> int:

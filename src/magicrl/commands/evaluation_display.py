@@ -142,8 +142,14 @@ def show_results(path: Path, console: Console) -> None:
     for note in notes:
         say(console, note)
     _show_fresh(document["benchmarks"], console)
-    if "table13" in document:
-        _show_table13(document["table13"], console)
+    if (table13 := document.get("table13")) is not None:
+        columns = ("AIME24", "AIME25", "LiveCodeBench", "average")
+        table = _table("Beside Table 13 (avg@32, avg@32, avg@4; per cent)", "model", columns)
+        for row in table13["rows"]:
+            figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
+            table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
+        console.print(table)
+        say(console, table13["note"], style="dim")
     say(console, _used(document["usage"]))
     say(console, f"results: {path}")
 
@@ -182,16 +188,6 @@ def _used(usage: Mapping[str, Any]) -> str:
         known = price["total"] is not None
         text += f"; {money(price['total'])} at the prices given" if known else "; the price is unknown"
     return text
-
-
-def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
-    columns = ("AIME24", "AIME25", "LiveCodeBench", "average")
-    table = _table("Beside Table 13 (avg@32, avg@32, avg@4; per cent)", "model", columns)
-    for row in beside["rows"]:
-        figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
-        table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
-    console.print(table)
-    say(console, beside["note"], style="dim")
 
 
 def show_comparison(document: Mapping[str, Any], console: Console) -> None:

@@ -148,22 +148,11 @@ def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock
     rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
     without = [labels[run.path] for run in runs if not run.config]
     differ = {"variants": [variant.name for variant in variants], "rows": rows, "without": without}
-    return [
-        block("variants", "Variants", {"rows": _variant_rows(variants), "notes": _notes(variants, axes, labels)}),
-        _score_block(variants),
-        block("settings", "Settings that differ", differ if rows or without else None),
-        *_figures(variants, axes, axis),
-        block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
-        _runs(variants, labels),
-    ]
-
-
-def _variant_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for i, variant in enumerate(variants):
         status, steps = [run.shown_status for run in variant.runs], [len(run.metrics) for run in variant.runs]
         every = ", ".join(f"{status.count(word)} {word}" for word in dict.fromkeys(status))
-        rows.append(
+        shown.append(
             {
                 "sign": variant_swatch(i),
                 "name": variant.name,
@@ -173,7 +162,14 @@ def _variant_rows(variants: Sequence[Variant]) -> list[dict[str, Any]]:
                 "steps": "–".join(f"{count:,}" for count in dict.fromkeys((min(steps), max(steps)))),
             }
         )
-    return rows
+    return [
+        block("variants", "Variants", {"rows": shown, "notes": _notes(variants, axes, labels)}),
+        _score_block(variants),
+        block("settings", "Settings that differ", differ if rows or without else None),
+        *_figures(variants, axes, axis),
+        block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
+        _runs(variants, labels),
+    ]
 
 
 def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path, str]) -> list[str]:
