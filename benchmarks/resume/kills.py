@@ -39,7 +39,7 @@ from magicrl.config.paths import find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.models import loading
 from magicrl.rollout import recording
-from magicrl.selfcheck.resume import recorded_run, run_differences, to_restore
+from magicrl.selfcheck.resume import run_contents, run_differences, to_restore
 from magicrl.training import checkpoint, learner, recorder, rollout_queue, session
 from magicrl.training.recorder import NullObserver, RunFolder, environment_facts
 
@@ -304,7 +304,7 @@ class Study:
         began = time.monotonic()
         self._finish(whole)
         seconds = time.monotonic() - began
-        expected, asked = recorded_run(whole), self.wanted
+        expected, asked = run_contents(whole), self.wanted
         while len(self.kills) < self.wanted:
             output = self._folder(f"killed-{len(self.runs)}")
             self._kill_until_the_end(output, seconds)

@@ -56,10 +56,10 @@ def judging(setup: Setup) -> Proof:
         CannotRun: There is no clone, or its harness does not start.
     """
     slow = SLOW.format(place=str(setup.folder / "process"))
-    found = {"undisturbed": run(setup, RIGHT, slow)}
+    found = {"undisturbed": harness_verdict(setup, RIGHT, slow)}
     for name, signals in {"process killed": [signal.SIGKILL], "suspended": [signal.SIGSTOP, signal.SIGCONT]}.items():
-        found[name] = run(setup, RIGHT, slow, signals)
-    found |= {name: run(setup, tests, "def f(x): return x + 1") for name, tests in TESTS.items()}
+        found[name] = harness_verdict(setup, RIGHT, slow, signals)
+    found |= {name: harness_verdict(setup, tests, "def f(x): return x + 1") for name, tests in TESTS.items()}
     if not found.pop("undisturbed")[0]:
         raise CannotRun("the harness did not accept a right program that nothing disturbed")
     unsolved = [f"{name}: {message}" for name, (solved, message) in found.items() if not solved]
@@ -96,9 +96,9 @@ def verifying(setup: Setup) -> Proof:
         right = {"honest": HONEST} if form == "calls" else stdin_programs()
         # One run for each: an attack may break the harness for what comes after it.
         for name, program in named.items():
-            attacks[f"{name}, {form}"] = run(setup, given, program)
+            attacks[f"{name}, {form}"] = harness_verdict(setup, given, program)
         for name, program in right.items():
-            honest[f"{name}, {form}"] = run(setup, given, program)
+            honest[f"{name}, {form}"] = harness_verdict(setup, given, program)
     accepted = [name for name, (solved, _) in attacks.items() if solved]
     refused = [name for name, (solved, _) in honest.items() if not solved]
     hanging = [name for name, (_, message) in attacks.items() if message == HANGS]
@@ -116,7 +116,9 @@ def _named(found: Sequence[str]) -> str:
     return f" ({'; '.join(found)})" if found else ""
 
 
-def run(setup: Setup, tests: object, program: str, signals: Sequence[signal.Signals] = ()) -> tuple[bool, str]:
+def harness_verdict(
+    setup: Setup, tests: object, program: str, signals: Sequence[signal.Signals] = ()
+) -> tuple[bool, str]:
     """Return whether the harness counts a program as solved, and its error message.
 
     Args:

@@ -117,7 +117,7 @@ def kills_of(recipe: Path, settings: Sequence[str], folder: Path, *, kills: int,
     seconds = time.monotonic() - began
     rows = metrics(whole)
     step = sum(row["time/step"] for row in rows) / len(rows)
-    expected = recorded_run(whole)
+    expected = run_contents(whole)
     found: dict[str, Any] = {"kills": 0, "runs": 0, "checkpoint": 0, "pending stage change": 0, "different": []}
     found["seconds"] = seconds
     found["weights"] = hashlib.sha256(expected["weights"]).hexdigest()
@@ -182,7 +182,7 @@ def _run(recipe: Path, settings: Sequence[str], output: Path) -> None:
         raise
 
 
-def recorded_run(output: Path) -> dict[str, Any]:
+def run_contents(output: Path) -> dict[str, Any]:
     """Return everything of a run that must not depend on kills, by name."""
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     for row in rows:
@@ -211,8 +211,8 @@ def recorded_run(output: Path) -> dict[str, Any]:
 
 
 def run_differences(expected: dict[str, Any], output: Path) -> list[str]:
-    """Return the names of what differs from `recorded_run` of the undisturbed run."""
-    found = recorded_run(output)
+    """Return the names of what differs from `run_contents` of the undisturbed run."""
+    found = run_contents(output)
     return [name for name, value in expected.items() if found[name] != value]
 
 

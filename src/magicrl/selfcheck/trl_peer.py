@@ -79,7 +79,7 @@ class Watch(TrainerCallback):
 
 def trl_loss(setup: Setup) -> Proof:
     """Return how far TRL's gradients are from the slow reference, on-policy and in a second update."""
-    errors = {name: gradient_error(setup, name) for name in (list(CASES)[:2] if setup.quick else CASES)}
+    errors = {name: trl_error(setup, name) for name in (list(CASES)[:2] if setup.quick else CASES)}
     same = {name: error for name, error in errors.items() if name not in DEFINED}
     off = {name: error for name, error in same.items() if not error <= TOLERANCE}
     defined = [name for name in errors if name in DEFINED]
@@ -95,7 +95,7 @@ def trl_loss(setup: Setup) -> Proof:
     )
 
 
-def gradient_error(setup: Setup, name: str) -> float:
+def trl_error(setup: Setup, name: str) -> float:
     """Return the largest relative error of TRL's gradients of one case."""
     row, settings, told = CASES[name]
     rng = np.random.default_rng([setup.seed, *name.encode()])

@@ -43,7 +43,7 @@ METHODS = {
 def verl_loss(setup: Setup) -> Proof:
     """Return how far the gradients of verl's losses, and its advantages of RLOO, are from the slow reference."""
     cases = {(loss, i): held_out(loss, setup.seed, i) for loss in METHODS for i in range(2 if setup.quick else 8)}
-    errors = {f"{loss}, case {i}": gradient_error(case) for (loss, i), case in cases.items()}
+    errors = {f"{loss}, case {i}": verl_error(case) for (loss, i), case in cases.items()}
     rloo = worst(map(rloo_error, cases.values()))
     # verl gives each token's weight to its own gradient (GSPO-token); the reference weighs the sequence's ratio.
     weighted = [
@@ -76,7 +76,7 @@ def held_out(loss: str, seed: int, number: int) -> Case:
     )
 
 
-def gradient_error(case: Case) -> float:
+def verl_error(case: Case) -> float:
     """Return the relative error of verl's gradient of a case."""
     model = tiny_model()
     samples = library_samples(case, model)

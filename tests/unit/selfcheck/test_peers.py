@@ -61,7 +61,7 @@ def test_a_harness_that_refuses_an_undisturbed_program_is_not_compared(setup: Se
 def test_a_harness_that_does_not_start_is_not_compared(setup: Setup, tmp_path: Path) -> None:
     (tmp_path / "clone" / "lcb_runner" / "evaluation" / "__init__.py").write_text("import no_such_module")
     with pytest.raises(CannotRun, match=r"(?s)gave no result: .*no_such_module"):
-        livecodebench_peer.run(setup, {}, "")
+        livecodebench_peer.harness_verdict(setup, {}, "")
 
 
 # --- verl -------------------------------------------------------------------------------------------------------------
