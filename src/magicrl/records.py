@@ -10,7 +10,7 @@ again between the sampler and the learner: tokens in, tokens out.
 Axis names used in docstrings: ``P`` prompt tokens, ``T`` response tokens (the end token included),
 ``G`` members of a group.
 
-Four kinds of log-probability are never confused:
+Five kinds of log-probability are never confused:
 
 * ``logprobs``          the policy in training (these have a gradient);
 * ``old_logprobs``      the learner's own, taken before the step's first update: denominator of rho;
