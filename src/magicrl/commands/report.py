@@ -52,7 +52,7 @@ def report(
     if not folders:
         raise RecipeError("magicrl report needs at least one folder of magicrl train or magicrl eval")
     if serve:
-        if len(folders) > 1:
+        if folders[1:]:
             raise RecipeError("--serve shows one run; leave it out to write a page that compares several")
         with report_server(folders[0], port) as server, contextlib.suppress(KeyboardInterrupt):  # its normal end
             console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", markup=False)
