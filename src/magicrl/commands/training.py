@@ -138,7 +138,7 @@ class Training:
         """
         with self._working() as session:
             name = f"step-{session.steps_done:06d}"
-            session.examine(name, start=False)
+            session.examine(name)
         return evaluation_rows(e for e in load_run(self.path).recorded.evaluations if e.name == name)
 
     def save(self) -> Path:

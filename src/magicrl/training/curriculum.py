@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
 from magicrl.algorithms.filters import PassCount, offline_filter
-from magicrl.config.schema import EvaluationConfig, StageConfig, TrainConfig
+from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.evaluation.job import Encode, Progress, evaluation_seed, sample_problems, score
 from magicrl.evaluation.statistics import Score
 from magicrl.files import write_atomically
@@ -251,53 +251,50 @@ def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -
     ]
 
 
+def evaluation_tokens(config: TrainConfig) -> int:
+    """Return T of validation and tests: one limit for all, so that only the weights differ."""
+    return config.evaluation.max_tokens or config.stages[-1].max_tokens
+
+
 def held_out_test(
     name: str,
     label: str,
     problems: Sequence[Problem],
-    config: EvaluationConfig,
+    config: TrainConfig,
     sampler: tuple[RolloutEngine, VerifierService, Encode],
-    *,
-    max_tokens: int,
-    seed: int,
-    shown: int,
-    start: bool,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
     """Evaluate the engine's current weights on a test set at every temperature. Returns a document of ``evaluations/``.
 
     Args:
-        name, label: Names of the evaluation (``before``) and of the set.
+        name, label: Names of the evaluation and of the set. ``before`` has the larger pass@k of the initial model.
         problems: Problems of the set.
-        config: Temperatures, samples, ks.
+        config: The recipe.
         sampler: Engine, verifier service and prompt encoder.
-        max_tokens: T of the evaluation.
-        seed: Run seed. Each (set, temperature) has its own seed, the same before and after.
-        shown: Number of problems whose responses are stored for reading.
-        start: Whether to add the larger pass@k of the initial model.
         progress: Called with the phase, the number of finished problems and their total.
     """
     engine, judge, encode = sampler
+    settings, max_tokens = config.evaluation, evaluation_tokens(config)
     scores: dict[str, dict[str, Any]] = {}
     read: dict[str, list[dict[str, Any]]] = {}
-    for temperature in config.temperatures:
-        larger = {config.start_pass_at} if start and config.start_pass_at else set[int]()
-        ks = tuple(sorted({*config.pass_at, *larger})) if temperature == 1.0 else ()
+    for temperature in settings.temperatures:
+        larger = {settings.start_pass_at} if name == "before" and settings.start_pass_at else set[int]()
+        ks = tuple(sorted({*settings.pass_at, *larger})) if temperature == 1.0 else ()
         groups = sample_problems(
             engine,
             judge,
             problems,
             encode,
             # greedy decoding has one response per problem
-            samples=max([1 if temperature == 0 else config.samples, *ks]),
+            samples=max([1 if temperature == 0 else settings.samples, *ks]),
             temperature=temperature,
             max_tokens=max_tokens,
             # The same seed before and after, so that only the weights differ.
-            seed=evaluation_seed(seed, f"test/{label}/{temperature}"),
+            seed=evaluation_seed(config.run.seed, f"test/{label}/{temperature}"),
             progress=lambda i, n, t=temperature: progress(f"{label} {name} training, temperature {t:g}", i, n),
         )
         scores[str(float(temperature))] = score_document(score(groups, ks))
-        for group in groups[:shown]:
+        for group in groups[: config.logging.samples]:
             # The same problems at every temperature, next to each other.
             read.setdefault(group.group.request.problem.id, []).append(_shown(group, temperature))
     by_id = {p.id: p for p in problems}
@@ -362,51 +359,38 @@ class Validation:
     """Validation every few steps, with the best step so far.
 
     Args:
-        config: Interval, number of samples, temperature.
+        config: The recipe.
         problems: Validation set. If it is empty, there is no validation.
-        max_tokens: T of the validation.
-        seed: Run seed. Each step's validation has its own seed.
         progress: Called with ``(done, total)``.
     """
 
-    def __init__(
-        self,
-        config: EvaluationConfig,
-        problems: Sequence[Problem],
-        *,
-        max_tokens: int,
-        seed: int,
-        progress: Progress,
-    ) -> None:
-        self._config = config
-        self._problems = problems
-        self._max_tokens = max_tokens
-        self._seed = seed
-        self._progress = progress
+    def __init__(self, config: TrainConfig, problems: Sequence[Problem], progress: Progress) -> None:
+        self._config, self._problems, self._progress = config, problems, progress
         self.best: tuple[int, float] | None = None
         """Best validated step and its accuracy, or mean reward where the reward is graded."""
 
     @property
     def active(self) -> bool:
         """Whether this run validates at all."""
-        return bool(self._config.every and self._problems)
+        return bool(self._config.evaluation.every and self._problems)
 
     def measure(self, step: int, engine: RolloutEngine, judge: VerifierService, encode: Encode) -> dict[str, float]:
         """Return metrics ``validation/...`` with the weights after ``step``; {} where none is due."""
-        if not self.active or step % self._config.every:
+        settings = self._config.evaluation
+        if not self.active or step % settings.every:
             return {}
-        temperature = self._config.validation_temperature
+        temperature = settings.validation_temperature
         with engine.newest_weights():
             groups = sample_problems(
                 engine,
                 judge,
                 self._problems,
                 encode,
-                samples=1 if temperature == 0 else self._config.validation_samples,
+                samples=1 if temperature == 0 else settings.validation_samples,
                 temperature=temperature,
-                max_tokens=self._max_tokens,
+                max_tokens=evaluation_tokens(self._config),
                 # With one seed for all steps, all points of the curve would share the same sampling error.
-                seed=evaluation_seed(self._seed, f"validation/{step}"),
+                seed=evaluation_seed(self._config.run.seed, f"validation/{step}"),
                 progress=self._progress,
             )
         result = score(groups)

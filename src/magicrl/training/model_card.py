@@ -21,6 +21,7 @@ from huggingface_hub import ModelCardData
 
 from magicrl.config.loader import config_hash, live_parts
 from magicrl.config.schema import TrainConfig
+from magicrl.training.curriculum import evaluation_tokens
 from magicrl.training.diagnosis import ACCURACY, Conclusion, Measure, SampledAnswers, measure_of
 from magicrl_verifiers.secrets import without_secrets
 
@@ -46,7 +47,7 @@ def recommended_sampling(config: TrainConfig) -> dict[str, Any]:
         # Explicit, since transformers' default of top_k = 50, or a base model's settings, are another distribution.
         "top_p": 1.0,
         "top_k": 0,
-        "max_new_tokens": _test_tokens(config),
+        "max_new_tokens": evaluation_tokens(config),
     }
 
 
@@ -217,7 +218,7 @@ print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 ```
 
 `generation_config.json` samples as in training: temperature {_temperatures(config)[-1]:g}, whole distribution, at \
-most {_test_tokens(config)} new tokens.
+most {evaluation_tokens(config)} new tokens.
 {around}"""
 
 
@@ -266,10 +267,6 @@ def _limits(config: TrainConfig, evaluations: Sequence[Mapping[str, Any]], answe
 def _temperatures(config: TrainConfig) -> list[float]:
     """Return tau of each stage's rollouts."""
     return [config.in_stage(index).rollout.temperature for index in range(len(config.stages))]
-
-
-def _test_tokens(config: TrainConfig) -> int:
-    return config.evaluation.max_tokens or config.stages[-1].max_tokens
 
 
 def _run_document(folder: Path) -> dict[str, Any]:

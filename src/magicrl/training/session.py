@@ -290,15 +290,7 @@ class Session:
         # Prompts that the online filter removed. They stay in the accuracy curve as solved.
         self._solved = 0
         self._steps_done = 0
-        # One limit for both evaluations, so that only the weights differ.
-        self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
-        self._validation = Validation(
-            config.evaluation,
-            built.data.validation,
-            max_tokens=self._test_tokens,
-            seed=config.run.seed,
-            progress=lambda i, n: observer.progress("validation", i, n),
-        )
+        self._validation = Validation(config, built.data.validation, lambda i, n: observer.progress("validation", i, n))
         # An engine starts without weights, and the difficulty filter below samples from the initial model.
         self._engine.sync_weights(self._learner)
         problems, seed = self._filtered_training_set(), config.run.seed
@@ -349,7 +341,7 @@ class Session:
                 f"rollout.weight_lag = {lag} with one update per training step: rho is exactly 1, since its "
                 "denominator is the learner's policy before the step. Set algorithm.correction to correct for the lag",
             )
-        self.examine("before", start=True)
+        self.examine("before")
         if self._steps_done == 0:
             self._announce_stage()
 
@@ -387,7 +379,7 @@ class Session:
     def end(self) -> None:
         """Evaluate the trained weights, write the model with its card, conclude."""
         self._writer.wait()
-        self.examine("after", start=False)
+        self.examine("after")
         texts, sampling = model_texts(self._folder.path), recommended_sampling(self._config)
         self._learner.save_hf(self._folder.model, extra_files=texts, generation=sampling)
         # The verdict compares the two model folders, and the recipe's first test set decides it.
@@ -536,7 +528,7 @@ class Session:
         chosen = set(kept)
         return tuple(p for p in self._data.train if p.key in chosen)
 
-    def examine(self, name: str, *, start: bool) -> None:
+    def examine(self, name: str) -> None:
         """Evaluate the learner's current weights on the test sets. Sets with a recorded result are skipped."""
         found = {label: self._folder.read_evaluation(f"{name}-{label}") for label in self._data.test}
         for document in found.values():
@@ -550,13 +542,9 @@ class Session:
                     name,
                     label,
                     self._data.test[label],
-                    self._config.evaluation,
+                    self._config,
                     (self._engine, self._judge, self._encode),
-                    max_tokens=self._test_tokens,
-                    seed=self._config.run.seed,
-                    shown=self._config.logging.samples,
-                    start=start,
-                    progress=self._observer.progress,
+                    self._observer.progress,
                 )
                 self._folder.write_evaluation(f"{name}-{label}", document)
                 self._report_evaluation(name, document)

@@ -7,7 +7,7 @@ from typing import Any
 
 from builders import completion, problem
 
-from magicrl.config.schema import EvaluationConfig
+from magicrl.config.schema import EvaluationConfig, LoggingConfig, RunConfig, TrainConfig
 from magicrl.records import Completion, Episode, FinishReason, Outcome, RolloutRequest, Verdict, frozen_tokens
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.curriculum import Validation, held_out_test
@@ -35,18 +35,19 @@ def response(verdict: Verdict, observed: tuple[tuple[int, int], ...] = (), **fur
     return completion(range(8), episode=Episode(observed=observed, answer="", verdict=verdict), **further)
 
 
+def recipe(**settings: Any) -> TrainConfig:
+    evaluation = EvaluationConfig(max_tokens=9, **settings)
+    return TrainConfig.model_construct(evaluation=evaluation, run=RunConfig(), logging=LoggingConfig(samples=1))
+
+
 def measured(engine: Scripted, *, start: bool = True, **settings: Any) -> dict[str, Any]:
     return held_out_test(
-        "before",
+        "before" if start else "after",
         "sums",
         [problem("p0"), problem("p1")],
-        EvaluationConfig(**settings),
+        recipe(**settings),
         (engine, JUDGE, lambda _: frozen_tokens([1])),
-        max_tokens=9,
-        seed=0,
-        shown=1,
-        start=start,
-        progress=lambda *_: None,
+        lambda *_: None,
     )
 
 
@@ -69,8 +70,7 @@ def test_a_test_samples_no_more_than_its_figures_need() -> None:
 
 
 def test_the_best_step_of_graded_rewards_is_that_of_the_highest_mean() -> None:
-    settings = EvaluationConfig(every=2, validation_samples=1)
-    validation = Validation(settings, [problem("p0")], max_tokens=9, seed=0, progress=lambda *_: None)
+    validation = Validation(recipe(every=2, validation_samples=1), [problem("p0")], lambda *_: None)
     steps = {2: (Outcome.WRONG, 0.9), 4: (Outcome.CORRECT, 0.5)}
     for step, (outcome, score) in steps.items():
         engine = Scripted(response(Verdict(outcome=outcome, status="graded", score=score)))
