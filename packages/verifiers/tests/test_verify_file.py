@@ -182,6 +182,15 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     assert "2 judged, 1 correct, mean reward 0.625, 1 not judged" in capsys.readouterr().out
 
 
+def test_an_answer_that_was_not_judged_has_its_reason(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_lines(source, [{"reference": "{", "response": "```python\nprint(1)\n```"}])
+    custom_reward("code", input=source, output=output, workers=1)
+    row = json.loads(output.read_text())
+    assert (row["correct"], row["status"]) == (None, "infrastructure_error")
+    assert "field 'tests' is text but not JSON" in row["reason"]
+
+
 def test_a_line_without_a_column_that_a_reward_of_trl_reads_has_its_own_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

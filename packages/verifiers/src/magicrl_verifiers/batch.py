@@ -21,7 +21,7 @@ from typing import Any, TextIO, TypeVar
 from magicrl_verifiers.code import remote, values
 from magicrl_verifiers.code.checkers import same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
-from magicrl_verifiers.code.sandbox import Limits
+from magicrl_verifiers.code.sandbox import Limits, SandboxError, SandboxLost
 from magicrl_verifiers.code.suite import BESIDE, AssertCase, StdinCase, Suite, check_names, parse_suite, tests_object
 from magicrl_verifiers.judge_settings import JudgeSettings
 from magicrl_verifiers.records import (
@@ -315,7 +315,7 @@ def _row(verdict: Verdict) -> dict[str, Any]:
         "seconds": round(verdict.seconds, 4),
         **graded,
         **({"rewards": {name: score for name, (_, score) in verdict.parts.items()}} if verdict.parts else {}),
-        **({"reason": verdict.reason} if verdict.status == "reward_failed" else {}),
+        **({"reason": verdict.reason} if verdict.outcome is Outcome.NOT_JUDGED else {}),
     }
 
 
@@ -490,7 +490,10 @@ def _each_problem(
         def work(row: dict[str, Any], name: Any) -> tuple[bool, dict[str, Any]]:
             check_names(row, BESIDE)
             suite = parse_suite(row.get("tests"), {field: row[field] for field in BESIDE if field in row})
-            return look(judge, suite, row)
+            try:
+                return look(judge, suite, row)
+            except SandboxLost as error:
+                raise SandboxError(f"the programs of {name!r} were not run: {error}") from error
 
         for name, found in _each_line(input, work):
             if isinstance(found, ValueError):

@@ -17,6 +17,7 @@ from magicrl_verifiers.cli import checkers, find_disagreements
 from magicrl_verifiers.code import checkers as tools
 from magicrl_verifiers.code.checkers import same_lines, same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, program_in
+from magicrl_verifiers.code.sandbox import SandboxError, SandboxLost
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
 
 
@@ -232,6 +233,19 @@ def test_the_search_for_problems_that_need_a_checker(judge: CodeJudge, tmp_path:
     assert untested["failed"] == [], "test code has no output"
     with pytest.raises(ValueError, match=r"1 of 5 lines could not be read .*in\.jsonl:4: field 'solutions'"):
         find_disagreements(input=source, output=output)
+
+
+def test_a_lost_sandbox_ends_the_search_with_the_problem_s_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*arguments: object) -> None:
+        raise SandboxLost("the fork server was lost")
+
+    monkeypatch.setattr(CodeJudge, "outputs", lost)
+    source = tmp_path / "in.jsonl"
+    write_lines(source, [{"id": "a", "tests": {"inputs": ["2"], "outputs": ["1"]}, "solutions": ["print(1)"] * 2}])
+    with pytest.raises(SandboxError, match="the programs of 'a' were not run: the fork server was lost"):
+        disagreements_file(source, tmp_path / "out.jsonl")
 
 
 def test_the_gate_for_checkers(judge: CodeJudge, tmp_path: Path) -> None:
