@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -235,6 +235,24 @@ def requested(given: EvaluationOptions, run: Path) -> Callable[[Path], list[str]
     return functools.partial(requested_changes, options=given, benchmarks=load_benchmarks(given))
 
 
+def _waiting(run: Path, settled: Set[str], *, follow: bool) -> Iterator[Path]:
+    """Yield again and again the oldest checkpoint of the run that is not settled, until there is none.
+
+    With ``follow`` wait for further ones until the run is no longer running.
+    """
+    from magicrl.training.checkpoint import checkpoint_folders, run_status
+
+    while True:
+        running = follow and run_status(run) == "running"  # read first: the last checkpoint is written before
+        waiting = next((one for one in checkpoint_folders(run) if one.name not in settled), None)
+        if waiting is not None:
+            yield waiting
+        elif running:
+            time.sleep(LOOK_EVERY)
+        else:
+            return
+
+
 def evaluate_checkpoints(
     given: EvaluationOptions,
     run: Path,
@@ -243,7 +261,6 @@ def evaluate_checkpoints(
     console: Console,
     *,
     follow: bool,
-    look_every: float = LOOK_EVERY,
 ) -> int:
     """Evaluate every checkpoint into ``output/step-N``, oldest first, then compare all with the first.
 
@@ -257,7 +274,6 @@ def evaluate_checkpoints(
         evaluate: evaluates a model and returns the exit status.
         console: for one line per checkpoint.
         follow: continue with new checkpoints until the run is no longer running.
-        look_every: seconds between looks for a new checkpoint.
 
     Returns:
         The exit status: that of the first evaluation that was interrupted or failed, else 0.
@@ -266,20 +282,13 @@ def evaluate_checkpoints(
         ValueError: ``run`` is no run folder, or has no checkpoint.
     """
     from magicrl.evaluation.comparison import compare_all, save_comparison
-    from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint, run_status
+    from magicrl.training.checkpoint import export_checkpoint
 
     # loads the benchmarks, which may be large: only if there is something to compare with
     request = functools.cache(lambda: requested(given, run))
     settled: set[str] = set()
-    while True:
-        running = follow and run_status(run) == "running"  # read first: the last checkpoint is written before
-        waiting = [c for c in checkpoint_folders(run) if c.name not in settled]
-        if not waiting and not running:
-            break
-        if not waiting:
-            time.sleep(look_every)
-            continue
-        checkpoint, folder = waiting[0], output / waiting[0].name
+    for checkpoint in _waiting(run, settled, follow=follow):
+        folder = output / checkpoint.name
         changed = request()(folder) if (folder / RESULTS).exists() else None
         if changed == []:
             settled.add(checkpoint.name)

@@ -230,7 +230,6 @@ def _read_all(
     found: list[Read] = []
     aside: list[str] = []
     left_out: Counter[str] = Counter()
-    levels = options.filters["levels"]
     first, last = window[0] or date.min, window[1] or date.max
     stem, fields = asked.name, FieldMapping.model_validate(options.columns)
     offer = "--field {field}={column}"
@@ -244,8 +243,8 @@ def _read_all(
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
         elif read.date is not None and not first <= read.date <= last:
             continue
-        elif levels is not None and read.problem.level not in levels:
-            left_out["levels"] += 1
+        elif filtered := options.left_out_by(read.problem):
+            left_out[filtered] += 1
         else:
             found.append(read)
         # the first problems do not need the rest of a large set; a random part does

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import date
 from functools import cached_property
@@ -18,7 +18,7 @@ from magicrl.config.schema import EnvironmentConfig
 from magicrl.config.verifier_schema import JudgeConfig
 from magicrl.evaluation.presets import NO_PRESET, PRESETS, Preset
 from magicrl.evaluation.samples import SampleRow
-from magicrl.records import SamplingParams
+from magicrl.records import Problem, SamplingParams
 from magicrl_verifiers.batch import usable_cores
 from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning
 
@@ -27,8 +27,14 @@ Counts = str | Sequence[int]
 """Numbers, or a text of numbers separated by commas."""
 Pairs = Mapping[str, Any] | Sequence[str]
 """Names and values, or texts ``NAME=VALUE``."""
-FILTERS = ("levels", "limit", "limit_seed")
-"""Options that leave out problems. ``eval --run`` compares them with those of earlier evaluations."""
+FILTERS: Mapping[str, Callable[[Any, Problem], bool] | None] = {
+    "levels": lambda levels, problem: problem.level in levels,
+    "limit": None,
+    "limit_seed": None,
+}
+"""Options that leave out problems, by name: whether a value keeps a problem. None: it depends on the other problems.
+
+``eval --run`` compares them with those of earlier evaluations."""
 Window = tuple[date | None, date | None]
 """First and last day; None: no bound."""
 
@@ -199,8 +205,8 @@ class EvaluationOptions:
         if unknown := sorted({*self.columns} - {"prompt", "answer", "id", "level"}):
             raise ValueError(f"--field {unknown[0]}=...: known are prompt, answer, id and level")
         # each of these refuses a wrong text before a model is loaded
-        _ = self.part, self.days, self.engine_values, self.price, self.judging
-        _ = self.counts("pass_at"), self.counts("majority_at"), self.fresh, self.counts("levels")
+        _ = self.part, self.days, self.engine_values, self.price, self.judging, self.filters
+        _ = self.counts("pass_at"), self.counts("majority_at"), self.fresh
 
     @property
     def folder(self) -> Path:
@@ -246,11 +252,17 @@ class EvaluationOptions:
             time_limit=self.time_limit,
         )
 
-    @property
+    @cached_property
     def filters(self) -> dict[str, Any]:
-        """Options that leave out problems, as in the record of a job; None if off."""
-        levels = self.counts("levels")
-        return {name: getattr(self, name) for name in FILTERS} | {"levels": levels and sorted({*levels})}
+        """Options that leave out problems, as a job records them: a number, a sorted list, None if off."""
+        values = {name: getattr(self, name) for name in FILTERS}
+        several = {name: self.counts(name) for name, value in values.items() if isinstance(value, str | Sequence)}
+        return values | {name: sorted({*(numbers or ())}) for name, numbers in several.items()}
+
+    def left_out_by(self, problem: Problem) -> str | None:
+        """Return the name of the first filter that leaves out a problem; None if it is kept."""
+        wanted = ((name, self.filters[name], keeps) for name, keeps in FILTERS.items() if keeps is not None)
+        return next((name for name, value, keeps in wanted if value is not None and not keeps(value, problem)), None)
 
     @property
     def columns(self) -> dict[str, str]:
@@ -304,7 +316,7 @@ class EvaluationOptions:
             raise RecipeError(f"--engine-option {name}: in_process has no options; choose another --engine")
         return _pairs("--engine-option", self.engine_options, "NAME=VALUE")
 
-    def counts(self, name: Literal["pass_at", "majority_at", "fresh_limits", "levels"]) -> tuple[int, ...] | None:
+    def counts(self, name: str) -> tuple[int, ...] | None:
         """Return the numbers of an option, ``"1,4"`` as ``(1, 4)``; None if it is not given."""
         given: Counts | None = getattr(self, name)
         if given is None or not isinstance(given, str):

@@ -128,14 +128,7 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
     benchmarks = load_benchmarks(options)
     for text in prompts_not_trained_on(Path(options.model), benchmarks):
         watcher.note(text)
-    names = {problem.verifier for benchmark in benchmarks for problem in benchmark.problems}
-    served_judge = options.judge_settings
-    for name in sorted(names):
-        verifier_spec(name)  # imports a custom reward before a model is loaded
-    if served_judge is None and any("judge" in reward_names(name) for name in names):
-        raise RecipeError(
-            "the reward 'judge' needs a served model: name the recipe that has [verifier.judge]", key="--judge"
-        )
+    _check_rewards(benchmarks, options)  # before a model is loaded
     engine = EngineSettings(
         model=str(options.model),
         options=options.engine_values,
@@ -147,13 +140,7 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
     )
     opened = open_engine(options.engine, engine)
     try:
-        if options.sampling.truncates and not opened.engine.capabilities.filters:
-            raise RecipeError(
-                f"{options.engine} samples from all tokens; leave out --top-p and --top-k, or apply them there and "
-                "declare Capabilities(filters=True)",
-                key="--engine",
-            )
-        opened = _with_environments(opened, benchmarks, options)
+        opened = _checked_engine(opened, benchmarks, options)
         if options.reasoning is None and opened.opens_reasoning:
             options = replace(options, reasoning="required")
         for benchmark in benchmarks:
@@ -162,7 +149,10 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
         # all costs before the first task, so that a user can stop before anything is spent
         watcher.cost([task.cost(opened) for task in tasks])
         with VerifierPool(
-            options=options.judging, time_limit=options.time_limit, workers=options.processes, judge=served_judge
+            options=options.judging,
+            time_limit=options.time_limit,
+            workers=options.processes,
+            judge=options.judge_settings,
         ) as judge:
             for task in tasks:
                 task.run(opened, judge, watcher)
@@ -179,10 +169,27 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
         return None
 
 
-def _with_environments(
+def _check_rewards(benchmarks: Sequence[LoadedBenchmark], options: EvaluationOptions) -> None:
+    """Import custom rewards, and raise ``RecipeError`` if one needs a served judge that the options do not name."""
+    names = {problem.verifier for benchmark in benchmarks for problem in benchmark.problems}
+    for name in sorted(names):
+        verifier_spec(name)
+    if options.judge_settings is None and any("judge" in reward_names(name) for name in names):
+        raise RecipeError(
+            "the reward 'judge' needs a served model: name the recipe that has [verifier.judge]", key="--judge"
+        )
+
+
+def _checked_engine(
     opened: OpenedEngine, benchmarks: Sequence[LoadedBenchmark], options: EvaluationOptions
 ) -> OpenedEngine:
-    """Return an engine for episodes if a problem has an environment."""
+    """Return the engine, for episodes if a problem has an environment, or raise if it cannot do what is requested."""
+    if options.sampling.truncates and not opened.engine.capabilities.filters:
+        raise RecipeError(
+            f"{options.engine} samples from all tokens; leave out --top-p and --top-k, or apply them there and "
+            "declare Capabilities(filters=True)",
+            key="--engine",
+        )
     names = {problem.environment for benchmark in benchmarks for problem in benchmark.problems} - {None}
     if not names:
         return opened

@@ -200,7 +200,7 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
         evaluate_checkpoints(arguments(), finished, tmp_path / "stopped", lambda _: 130, Console(), follow=True) == 130
     )
     with pytest.raises(ValueError, match="no benchmark in common"):  # these results are empty
-        evaluate_checkpoints(arguments(), finished, tmp_path / "out", evaluate, Console(), follow=True, look_every=0.01)
+        evaluate_checkpoints(arguments(), finished, tmp_path / "out", evaluate, Console(), follow=True)
     assert seen == [first.name, second.name]
     with pytest.raises(ValueError, match="is not a run folder"):
         evaluate_checkpoints(arguments(), tmp_path, tmp_path / "out", evaluate, Console(), follow=True)

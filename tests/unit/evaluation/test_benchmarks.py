@@ -9,6 +9,7 @@ import base64
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zlib
@@ -24,7 +25,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.data import code_records
 from magicrl.data.code_records import before_stub, unwrapped_text
 from magicrl.evaluation.benchmarks import known_benchmarks, load_benchmark, parse_asked
-from magicrl.evaluation.options import arguments
+from magicrl.evaluation.options import FILTERS, arguments
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, resolve
 from magicrl_verifiers.service import VerifierPool
@@ -142,15 +143,33 @@ def test_a_random_part_is_the_same_every_time_and_grows(tmp_path: Path) -> None:
         arguments(limit_seed=1)
 
 
-def test_levels_select_problems_before_the_limit(tmp_path: Path) -> None:
-    rows = [{"id": i, "problem": f"{i}?", "answer": i, "level": f"Level {i % 3 + 1}"} for i in range(30)]
+FILTERED: dict[str, tuple[str, Any, Callable[[int], bool]]] = {"levels": ("3, 1", [1, 3], lambda i: i % 3 != 1)}
+"""For each filter that decides by the problem: a text, its value in the record, and the 30 of 45 rows that it keeps."""
+
+
+@pytest.mark.parametrize("name", [name for name, keeps in FILTERS.items() if keeps is not None])
+def test_every_filter_selects_problems_before_the_limit_and_counts_the_others(name: str, tmp_path: Path) -> None:
+    text, value, keeps = FILTERED[name]
+    rows = [{"id": i, "problem": f"{i}?", "answer": i, "level": f"Level {i % 3 + 1}"} for i in range(45)]
+    wanted = [i for i in range(45) if keeps(i)]
     file = write_lines(tmp_path / "mine.jsonl", rows)
-    assert [int(p.id) for p in load(str(file), levels="3")] == list(range(2, 30, 3))
-    assert [int(p.id) for p in load(str(file), levels=(3, 1), limit=4)] == [0, 2, 3, 5]
-    assert {int(p.id) % 3 for p in load(str(file), levels="2", limit=4, limit_seed=0)} == {1}
-    assert load_benchmark(parse_asked(str(file)), arguments(levels="3, 1")).facts["levels"] == [1, 3]
-    with pytest.raises(ValueError, match=r"no problem can be used: levels = \[4\] leaves out 30"):
-        load(str(file), levels="4")
+    loaded = load_benchmark(parse_asked(f"aime24={file}"), arguments(**{name: text}))
+    assert [int(p.id) for p in loaded.problems] == wanted
+    assert loaded.facts[name] == value
+    assert not loaded.whole, "AIME 2024 has 30 problems, and others were left out"
+    assert [int(p.id) for p in load(str(file), **{name: text}, limit=4)] == wanted[:4]
+    drawn = [int(p.id) for p in load(str(file), **{name: text}, limit=4, limit_seed=0)]
+    assert set(drawn) < set(wanted)
+    assert drawn != wanted[:4]
+    with pytest.raises(ValueError, match=re.escape(f"{name} = {value} selects from a file")):
+        load("reasoning_gym/leg_counting", **{name: text})
+    write_lines(file, [row for row in rows if row["id"] not in wanted])
+    with pytest.raises(ValueError, match=re.escape(f"no problem can be used: {name} = {value} leaves out 15")):
+        load(str(file), **{name: text})
+
+
+def test_levels_are_numbers() -> None:
+    assert arguments(levels=(3, 1)).filters["levels"] == [1, 3]
     with pytest.raises(ValueError, match=r"--levels 1-3: give whole numbers separated by commas"):
         arguments(levels="1-3")
 
@@ -163,8 +182,6 @@ def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(window="2024-01-01..")).whole
     levels = write_lines(tmp_path / "levels.jsonl", [{"problem": f"{i}?", "answer": i, "level": 1} for i in range(30)])
     assert load_benchmark(parse_asked(f"aime24={levels}"), arguments(levels="1")).whole
-    levels.write_text(levels.read_text() + '{"problem": "?", "answer": 1, "level": 2}\n')
-    assert not load_benchmark(parse_asked(f"aime24={levels}"), arguments(levels="1")).whole
     assert not load_benchmark(parse_asked(str(file)), arguments()).whole
     longer = write_lines(tmp_path / "longer.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(40)])
     assert not load_benchmark(parse_asked(f"aime24={longer}"), arguments(limit=30)).whole
@@ -369,8 +386,6 @@ def test_without_the_extra_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -
     assert asked.name == "reasoning_gym-leg_counting"
     with pytest.raises(ValueError, match="limit_seed = 3 selects from a file, and a task of reasoning_gym generates"):
         load_benchmark(asked, arguments(limit=2, limit_seed=3))
-    with pytest.raises(ValueError, match=r"levels = \[1\] selects from a file"):
-        load_benchmark(asked, arguments(levels="1"))
     with pytest.raises(RecipeError, match=r"pip install 'magicrl\[gym\]'"):
         load_benchmark(asked, arguments())
 
