@@ -187,11 +187,8 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
     except RecipeError as error:
         raise RecipeError(error.problem) from None  # the recipe's key of the path is none of this command's options
     if not found.problems:
-        reason = found.rejected[0] if found.rejected else None
-        why = f"{data} has no records" if reason is None else reason.reason
-        if reason is not None and reason.where not in why:
-            why = f"{reason.where}: {why}"
-        raise ValueError(f"no problem can be read: {why}")
+        where, reason = found.rejected[0] if found.rejected else ("", f"{data} has no records")
+        raise ValueError(f"no problem can be read: {_placed(where, reason)}")
     where = {"hub": place.hub} if place.hub is not None else {"path": str(Path(data).expanduser().absolute())}
     source = SourceConfig.model_validate(
         {**where, "fields": fields.model_dump(exclude_none=True), "verifier": verifier}
@@ -203,6 +200,12 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
     if len(problems) < 10:
         raise ValueError(f"{data} has {len(problems)} problems; training and its evaluation need 10, better hundreds")
     return _Data(source=source, found=found, problems=problems)
+
+
+def _placed(where: str, reason: object) -> str:
+    """Return the text of a reason with the place of the record before it, unless the reason has it."""
+    text = str(reason)
+    return text if where in text else f"{where}: {text}"
 
 
 def _are_words(problems: Sequence[Problem]) -> bool:
@@ -228,9 +231,7 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("problems", f"{len(read.problems)} ({columns or read.found.schema}; judged as {verifier})")
     if read.found.rejected:
-        first = read.found.rejected[0]
-        where = "" if first.where in first.reason else f"{first.where}: "
-        table.add_row("left out", f"{len(read.found.rejected)}, e.g. {where}{first.reason}")
+        table.add_row("left out", f"{len(read.found.rejected)}, e.g. {_placed(*read.found.rejected[0])}")
     if read.found.first is not None and read.found.first.unused:
         table.add_row("for the reward" if reads_all else "not used", f"columns {', '.join(read.found.first.unused)}")
     table.add_row("prompts", f"{_quantiles(lengths)} tokens (median, 90 %, longest)")

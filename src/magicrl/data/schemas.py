@@ -184,7 +184,6 @@ class Read:
     """A problem and the other contents of its record.
 
     Attributes:
-        where: Place of the record, for messages.
         problem: The problem, without a template. Its id contains the row number unless ``fields.id`` names a column.
         schema: A row of ``schemas.toml``, else the columns, such as ``question, answer``.
         columns: Columns of the prompt, and the column of the answer.
@@ -196,7 +195,6 @@ class Read:
         unused: Columns that are not part of prompt, answer, id or level.
     """
 
-    where: str
     problem: Problem
     schema: str
     columns: tuple[tuple[str, ...], str | None]
@@ -421,13 +419,13 @@ class _RowReader:
             raw = raw if right is None else list(right)
         if schema.released:
             raw = _parsed_references(raw)
-            if raw == []:
-                raise Quarantined(f"no answer: field {where!r} is an empty list")
         strict = self.reader.needs_reference and (self.reader.reference or raw not in (None, "", []))
-        references = self._references(raw, where) if strict else _texts_of(raw)
+        if raw == [] and (strict or schema.released):
+            raise Quarantined(f"no answer: field {where!r} is an empty list")
+        given: list[Any] = cast("list[Any]", raw) if isinstance(raw, list) else [raw]
+        references = tuple(self._reference(where, each) for each in given) if strict else _texts_of(given)
         texts = [text for text in [answer, *self._texts(schema.solutions)] if text]
         # a text that marks its answer is a solution, too
-        given: list[Any] = cast("list[Any]", raw) if isinstance(raw, list) else [raw]
         texts += [
             t for t in given if isinstance(t, str) and t.strip() not in references and _marked(t) not in (None, t)
         ]
@@ -491,7 +489,6 @@ class _RowReader:
         used = {*schema.prompt, *schema.needs, *schema.solutions, *self.options[0]}
         used |= {schema.answer, str(schema.answer).partition(".")[0], schema.id, schema.level} - {None}
         return Read(
-            where=self.row.where,
             problem=problem,
             schema=self.name,
             columns=(schema.prompt, schema.answer),
@@ -582,12 +579,6 @@ class _RowReader:
             raise self._error(self.schema.level, f"must be an integer level or end in one, got {value!r}", "correct it")
         return None
 
-    def _references(self, value: Any, name: str) -> tuple[str, ...]:
-        values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
-        if not values:
-            raise Quarantined(f"no answer: field {name!r} is an empty list")
-        return tuple(self._reference(name, each) for each in values)
-
     def _reference(self, name: str, value: Any) -> str:
         """Return an accepted answer: the marked answer of a solution, else the text itself."""
         if value is None or value in _MISSING or (isinstance(value, float) and not math.isfinite(value)):
@@ -638,9 +629,8 @@ class _RowReader:
             raise self._error(name, f"must be a day such as 2024-08-01, got {value!r}", "correct it") from None
 
 
-def _texts_of(value: Any) -> tuple[str, ...]:
+def _texts_of(values: Sequence[Any]) -> tuple[str, ...]:
     """Return the reference answers for a custom reward: the values as text, without empty ones."""
-    values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
     kept = [one for one in values if one is not None and one != ""]
     return tuple(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, default=str) for one in kept)
 

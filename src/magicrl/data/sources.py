@@ -175,25 +175,10 @@ class Place:
                 yield BadRow(index=index, where=where, reason=reason, text=repr(item))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rejected:
-    """A record that is not a usable problem.
+def read_problems(place: Place, reader: RecordReader) -> Iterator[tuple[str, Read | ValueError]]:
+    """Yield for every record, in order, its place for messages, and the problem or why it is none.
 
-    Attributes:
-        where: Place of the record, for messages.
-        reason: What is wrong and what to do, without the place if ``quarantined``.
-        quarantined: True if the record is well-formed but has no answer or no usable tests.
-        error: The error that was raised.
-    """
-
-    where: str
-    reason: str
-    quarantined: bool
-    error: ValueError
-
-
-def read_problems(place: Place, reader: RecordReader) -> Iterator[Read | Rejected]:
-    """Yield a problem or a rejection for every record of ``place``, in order.
+    The message of `Quarantined` does not hold the place, that of another error does.
 
     Raises:
         RecipeError: See `Place.rows`.
@@ -201,15 +186,13 @@ def read_problems(place: Place, reader: RecordReader) -> Iterator[Read | Rejecte
     """
     for row in place.rows():
         if isinstance(row, Problem):
-            where = f"{place.name}, {row.id}"
-            yield Read(where=where, problem=row, schema="problem", columns=((), None), template="bare")
+            yield f"{place.name}, {row.id}", Read(problem=row, schema="problem", columns=((), None), template="bare")
             continue
         try:
-            if isinstance(row, BadRow):
-                raise ValueError(row.reason)
-            yield reader.read(row)
+            read = ValueError(row.reason) if isinstance(row, BadRow) else reader.read(row)
         except ValueError as error:
-            yield Rejected(where=row.where, reason=str(error), quarantined=isinstance(error, Quarantined), error=error)
+            read = error
+        yield row.where, read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,14 +203,14 @@ class Recognised:
         schema: Most frequent schema: a row of ``schemas.toml``, or the columns (``question, answer``).
         fields: Columns of ``prompt`` and ``answer``. No ``answer`` if tests or the last turn hold it.
         problems: Number of usable problems.
-        rejected: Records that cannot be used, with place and reason.
+        rejected: Place and error of the records that cannot be used, see `read_problems`.
         first: First problem, None without a usable one.
     """
 
     schema: str | None
     fields: dict[str, str | tuple[str, ...]]
     problems: int
-    rejected: tuple[Rejected, ...]
+    rejected: tuple[tuple[str, ValueError], ...]
     first: Read | None
 
 
@@ -261,11 +244,11 @@ def recognise(
     )
     schemas: Counter[str] = Counter()
     mappings: dict[str, dict[str, str | tuple[str, ...]]] = {}
-    rejected: list[Rejected] = []
+    rejected: list[tuple[str, ValueError]] = []
     first: Read | None = None
-    for read in read_problems(place, reader):
-        if isinstance(read, Rejected):
-            rejected.append(read)
+    for where, read in read_problems(place, reader):
+        if isinstance(read, ValueError):
+            rejected.append((where, read))
             continue
         first = first or read
         schemas[read.schema] += 1
@@ -403,25 +386,26 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
     aside: list[tuple[str, str]] = []
     solutions: dict[str, tuple[str, ...]] = {}
     reader = _reader(source, place, key)
-    for read in read_problems(place, reader):
+    for where, read in read_problems(place, reader):
         # a broken record is an error of the file; one without an answer is only set aside
-        if isinstance(read, Rejected) and not read.quarantined:
-            raise read.error
-        reason = read.reason if isinstance(read, Rejected) else _against(read.problem, source.difficulty_of)
-        if reason is not None:
-            aside.append((read.where, reason))
+        if isinstance(read, ValueError):
+            if not isinstance(read, Quarantined):
+                raise read
+            aside.append((where, str(read)))
             continue
-        assert not isinstance(read, Rejected), "a rejected record has its reason"
         problem = read.problem
+        if (reason := _against(problem, source.difficulty_of)) is not None:
+            aside.append((where, reason))
+            continue
         # a program's prompt says how the program is run; a maths prompt is left as the file has it
         if source.template is None and problem.verifier == "code":
             problem = catalogue().templates[read.template].around(problem)
         if problem.id in places:
             raise ValueError(
-                f"{read.where}: id {problem.id!r} appears already in {places[problem.id]}; ids must be unique: "
+                f"{where}: id {problem.id!r} appears already in {places[problem.id]}; ids must be unique: "
                 "change one, or leave fields.id out to number the rows"
             )
-        places[problem.id] = read.where
+        places[problem.id] = where
         if source.levels is None or problem.level in source.levels:
             problems[problem.id] = problem
             if read.solutions:
@@ -465,9 +449,9 @@ def source_place_of(problem_id: str, source: SourceConfig) -> str | None:
     # without the #2, #3 of a source that is listed several times
     problem_id = problem_id.partition("#")[0] if source.fields.id is None else problem_id
     place = _place(source)
-    for read in read_problems(place, _reader(source, place, "data")):
-        if not isinstance(read, Rejected) and read.problem.id == problem_id:
-            return read.where
+    for where, read in read_problems(place, _reader(source, place, "data")):
+        if isinstance(read, Read) and read.problem.id == problem_id:
+            return where
     return None
 
 

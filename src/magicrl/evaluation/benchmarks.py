@@ -23,7 +23,7 @@ from magicrl.data.gym_tasks import PREFIX, GymTask
 from magicrl.data.multiple_choice import check_numbers
 from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
-from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
+from magicrl.data.sources import Place, Quarantined, Read, RecordReader, read_problems
 from magicrl.evaluation.options import Benchmarks, EvaluationOptions, Window
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, is_builtin, names, resolve
@@ -226,7 +226,7 @@ def _read_all(
                     "generates its problems; leave it out"
                 )
         problems = gym_problems(asked.task, options.limit, stem=asked.name)
-        return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], [], {}
+        return [Read(problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], [], {}
     found: list[Read] = []
     aside: list[str] = []
     left_out: Counter[str] = Counter()
@@ -238,9 +238,9 @@ def _read_all(
     # a reward may read every column, like an environment
     extra = played or options.verifier is not None
     reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=extra, reference=not played)
-    for read in (read for place in _places(asked) for read in read_problems(place, reader)):
-        if isinstance(read, Rejected):
-            aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
+    for where, read in (record for place in _places(asked) for record in read_problems(place, reader)):
+        if isinstance(read, ValueError):
+            aside.append(f"{where}: {read}" if isinstance(read, Quarantined) else str(read))
         elif read.date is not None and not first <= read.date <= last:
             continue
         elif filtered := options.left_out_by(read.problem):

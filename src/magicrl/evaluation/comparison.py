@@ -163,9 +163,11 @@ def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
 def _curves(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the curves of one benchmark's results by folder, with the accuracy at the mean lengths of all."""
     lengths = sorted({point["mean_tokens"] for result in results.values() for point in result["scaling"]["efficiency"]})
-    return {
-        "mean_tokens": lengths,
-        "models": [
+    models: list[dict[str, Any]] = []
+    for folder, result in results.items():
+        samples, named = _samples_of(result), _clusters(result)
+        found = [accuracy_at_mean_length(samples, tokens, named) for tokens in lengths]
+        models.append(
             {
                 "folder": folder,
                 "model": result["model"]["model"],
@@ -173,17 +175,10 @@ def _curves(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                 "accuracy": result["accuracy"],
                 "length": result["length"],
                 **{name: result["scaling"][name] for name in ("over_limits", "exact", "fresh", "over_samples")},
-                "efficiency": _at_lengths(result, lengths),
+                "efficiency": [None if estimate is None else estimate.as_dict() for estimate in found],
             }
-            for folder, result in results.items()
-        ],
-    }
-
-
-def _at_lengths(result: Mapping[str, Any], lengths: Sequence[float]) -> list[dict[str, Any] | None]:
-    samples, named = _samples_of(result), _clusters(result)
-    found = (accuracy_at_mean_length(samples, tokens, named) for tokens in lengths)
-    return [None if estimate is None else estimate.as_dict() for estimate in found]
+        )
+    return {"mean_tokens": lengths, "models": models}
 
 
 def save_comparison(document: Mapping[str, Any], output: Path) -> Path:

@@ -45,9 +45,6 @@ class SamplingPlan:
     draws: Mapping[str, int] | None = None  # draws by id, for lists that may change; None: the place in the list
 
     def __post_init__(self) -> None:
-        index, count = self.shard
-        if not 0 <= index < count:
-            raise ValueError(f"shard {index} of {count} does not exist; shards are numbered from 0")
         if self.samples < 1:
             raise ValueError(f"samples must be at least 1, got {self.samples}")
 

@@ -294,9 +294,6 @@ class EvaluationFolder:
                 raise ValueError(f"{self._problems}, line {number}: no problem ({error})") from None
         return found
 
-    def samples_path(self, shard: tuple[int, int]) -> Path:
-        return self.path / f"samples-{shard[0]}-of-{shard[1]}.jsonl"
-
     @contextmanager
     def writing(self, shard: tuple[int, int]) -> Generator[Path]:
         """Lock a shard for this process, and return the path of its samples.
@@ -304,8 +301,9 @@ class EvaluationFolder:
         Raises:
             ValueError: another process generates this shard.
         """
-        with only_writer(self.path / "shards" / f"{shard[0]}-of-{shard[1]}", wait=False):
-            yield self.samples_path(shard)
+        name = f"{shard[0]}-of-{shard[1]}"
+        with only_writer(self.path / "shards" / name, wait=False):
+            yield self.path / f"samples-{name}.jsonl"
 
     def rows(self, samples: int | None = None) -> list[SampleRow]:
         """Return the samples of all shards with an index below ``samples`` (None: all), each sample once.

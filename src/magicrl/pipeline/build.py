@@ -140,20 +140,13 @@ def _check_ids(parts: Sequence[Part]) -> None:
                 )
 
 
-_STEPS = {
-    "clean": "clean_step:Clean",
-    "dedup": "dedup_step:Dedup",
-    "decontaminate": "decontaminate_step:Decontaminate",
-    "difficulty": "difficulty_step:Difficulty",
-    "judge": "judge_step:Judge",
-    "mix": "mix_step:Mix",
-}
-
-
 def make_step(settings: AnyStep, config: PipelineConfig) -> PipelineStep[Any]:
-    """Return the step for these settings. Its module is imported here, because some need torch or the verifiers."""
-    module, _, name = _STEPS[settings.use].partition(":")
-    return getattr(importlib.import_module(f"magicrl.pipeline.{module}"), name)(settings, config)
+    """Return the step for these settings: the step ``mix`` is the class ``Mix`` of ``mix_step.py``.
+
+    Its module is imported here, because some need torch or the verifiers.
+    """
+    module = importlib.import_module(f"magicrl.pipeline.{settings.use}_step")
+    return getattr(module, settings.use.capitalize())(settings, config)
 
 
 def check_needs(config: PipelineConfig, output: Path) -> None:

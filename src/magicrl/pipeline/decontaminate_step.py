@@ -201,7 +201,7 @@ class _Reference:
         self.tokens = tokens_of(self.problem)
         self.key = prompt_key(document.text)
         self.canonical = " ".join(self.tokens)
-        self.numbers = _numbers(self.tokens)
+        self.numbers = sorted(numbers_of(self.tokens))
         self.words = sum(len(token) > 1 and token.isalpha() for token in self.tokens)
 
 
@@ -276,7 +276,7 @@ class _Search:
         # at equal length the same n-grams mean a reworded copy, not a contained one
         if overlap >= _WHOLE and longer and reference.words >= self._settings.least_words:
             return "contained"
-        numbers = _numbers(tokens)
+        numbers = sorted(numbers_of(tokens))
         if numbers == reference.numbers:
             return "neighbour" if are_different(problem, reference.problem, wording=False) else "reworded"
         # "Compute 3 + 5" with other numbers repeats nothing
@@ -286,10 +286,6 @@ class _Search:
         hidden = _DIGITS.sub("#", problem), _DIGITS.sub("#", reference.problem)
         same = len(numbers) == len(reference.numbers) and not are_different(*hidden, wording=False)
         return "renumbered" if same else "neighbour"
-
-
-def _numbers(tokens: Sequence[str]) -> list[str]:
-    return sorted(numbers_of(tokens))
 
 
 def _hidden(text: str, settings: DecontaminationSettings) -> str:

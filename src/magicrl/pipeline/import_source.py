@@ -133,7 +133,7 @@ class EntryReader:
                 "of a pipeline read problems of maths and code, with reference answers"
             )
         "".join((problem.prompt, *problem.references, *(turn.content for turn in problem.context))).encode()
-        return Read(where=row.where, problem=problem, schema="problem", columns=((), None), template="bare")
+        return Read(problem=problem, schema="problem", columns=((), None), template="bare")
 
     def _check_wanted(self, record: Mapping[str, Any]) -> None:
         for column, values in self.source.only.items():
@@ -208,6 +208,16 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
         parts = [step.part(name, own) for name, own in state["parts"]]
         if state["key"] == key and all(map(step.has, parts)):
             return parts
+    with told_when_full(step.path):
+        parts = _import(source, files, step, key, most_characters)
+        step.clear_except([part.name for part in parts])
+        state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
+        write_atomically(step.path / "source.json", json.dumps(state, indent=1))
+    return parts
+
+
+def _import(source: PipelineSource, files: list[Path], step: StepFolder, key: str, most_characters: int) -> list[Part]:
+    """Read the records into parts, continuing after those that a killed import left, and return all parts."""
     parts, seen, read = _taken_up(step, source.label, key)
     reader = EntryReader(source, most_characters)
     kept: list[Entry] = []
@@ -223,36 +233,32 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
         kept.clear()
         dropped.clear()
 
-    with told_when_full(step.path):
-        # every record is a kept or dropped row, so their number says where a killed import continues
-        for row, given in islice(_rows(source, files), read, source.limit):
-            try:
-                if isinstance(row, BadRow):
-                    raise ValueError(row.reason)
-                entry = reader.entry(row, given)
-                check_fields(entry)
-                if entry.id in seen:
-                    # ids of a source may be doubled; the pipeline drops rows by id
-                    entry = replace(entry, id=f"{entry.id}#{row.index}")
-                seen.add(entry.id)
-                kept.append(entry)
-                characters += len(entry.prompt) + sum(map(len, (*entry.references, *entry.solutions)))
-            except ValueError as error:
-                dropped.append(_dropped(source.label, row, error))
-                characters += len(dropped[-1]["detail"])
-            if len(kept) + len(dropped) >= PART_ROWS or characters >= PART_CHARACTERS:
-                write()
-                characters = 0
+    # every record is a kept or dropped row, so their number says where a killed import continues
+    for row, given in islice(_rows(source, files), read, source.limit):
         try:
-            reader.check()
-        except ValueError:
-            step.clear_except([])  # a later import must not continue with parts that were read wrong
-            raise
-        if kept or dropped or not parts:
+            if isinstance(row, BadRow):
+                raise ValueError(row.reason)
+            entry = reader.entry(row, given)
+            check_fields(entry)
+            if entry.id in seen:
+                # ids of a source may be doubled; the pipeline drops rows by id
+                entry = replace(entry, id=f"{entry.id}#{row.index}")
+            seen.add(entry.id)
+            kept.append(entry)
+            characters += len(entry.prompt) + sum(map(len, (*entry.references, *entry.solutions)))
+        except ValueError as error:
+            dropped.append(_dropped(source.label, row, error))
+            characters += len(dropped[-1]["detail"])
+        if len(kept) + len(dropped) >= PART_ROWS or characters >= PART_CHARACTERS:
             write()
-        step.clear_except([part.name for part in parts])
-        state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
-        write_atomically(step.path / "source.json", json.dumps(state, indent=1))
+            characters = 0
+    try:
+        reader.check()
+    except ValueError:
+        step.clear_except([])  # a later import must not continue with parts that were read wrong
+        raise
+    if kept or dropped or not parts:
+        write()
     return parts
 
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.section import Section
@@ -287,30 +287,11 @@ def vote_key(problem: Document, judge: VotingJudge, index: int, judging: Judging
     return key_of(decides)
 
 
-class VoteCache:
-    """Votes on disk by key. ``open_cache`` creates it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
-        self._rows = AnswerFile(file)
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._rows
-
-    def get(self, key: bytes, problem: str, judge: str) -> Vote:
-        """Return a vote with the current names of problem and judge."""
-        return replace(Vote(**self._rows.get(key)), problem=problem, judge=judge)
-
-    def put(self, key: bytes, vote: Vote) -> None:
-        """Write a vote. It is on disk when this returns."""
-        self._rows.put(key, asdict(vote))
-
-
 @contextmanager
-def open_cache(folder: Path) -> Generator[VoteCache]:
-    """Open the votes in a folder. Only one process may have them open."""
+def open_cache(folder: Path) -> Generator[AnswerFile]:
+    """Open the votes in a folder, by key. Only one process may have them open."""
     with only_writer(folder, wait=False), (folder / "votes.jsonl").open("a+b") as file:
-        yield VoteCache(file)
+        yield AnswerFile(file)
 
 
 CHUNK = 64
@@ -340,11 +321,13 @@ def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, f
                     raise ValueError(f"two problems have the id {doubled!r}; ids must be unique")
                 runner.run(_ask(chunk, settings, cache, judges))
                 for problem in chunk:
-                    votes = [
-                        cache.get(vote_key(problem, judge, index, settings), problem.id, judge.shown_name)
+                    keyed = [
+                        (vote_key(problem, judge, index, settings), judge.shown_name)
                         for judge in settings.judges
                         for index in range(judge.votes)
                     ]
+                    # equal problems, and judges with the same model, share votes
+                    votes = [replace(Vote(**cache.get(key)), problem=problem.id, judge=name) for key, name in keyed]
                     yield decide(problem.id, votes, settings.threshold, undecided=settings.undecided == "keep")
         finally:
             for judge in judges:
@@ -377,7 +360,7 @@ def decide(problem: str, votes: Sequence[Vote], threshold: int, *, undecided: bo
 
 
 async def _ask(
-    chunk: Sequence[Document], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]
+    chunk: Sequence[Document], settings: JudgingSettings, cache: AnswerFile, judges: Sequence[JudgeClient]
 ) -> None:
     """Request the missing votes of all judges concurrently, and write each vote as it arrives.
 
@@ -392,7 +375,7 @@ async def _ask(
             try:
                 vote = await judge.vote(problem, index, key, lambda: bool(failed))
                 if key not in cache:  # judges with the same model share votes
-                    cache.put(key, vote)
+                    cache.put(key, asdict(vote))
             except (ValueError, ServerError) as error:
                 failed.append(error)
 
@@ -407,7 +390,7 @@ async def _ask(
 
 
 def _wanted(
-    problems: Sequence[Document], judge: VotingJudge, settings: JudgingSettings, cache: VoteCache
+    problems: Sequence[Document], judge: VotingJudge, settings: JudgingSettings, cache: AnswerFile
 ) -> dict[bytes, tuple[Document, int]]:
     """Return problem and number of each missing vote, by key, so that equal problems share votes."""
     votes = ((problem, index) for problem in problems for index in range(judge.votes))

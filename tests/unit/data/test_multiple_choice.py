@@ -10,7 +10,7 @@ import pytest
 
 import magicrl
 from magicrl.config.data_schema import SourceConfig
-from magicrl.data.schemas import Read, RecordReader
+from magicrl.data.schemas import Quarantined, Read, RecordReader
 from magicrl.data.sources import Place, load_source, read_problems, recognise
 from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
 from magicrl.evaluation.options import EvaluationOptions
@@ -67,13 +67,13 @@ def test_labels_of_the_data_are_kept(tmp_path: Path) -> None:
 )
 def test_a_number_is_the_label_where_the_labels_are_numbers(options: Any, answer: Any, tmp_path: Path) -> None:
     assert read(tmp_path, options=options, answer=answer).first.problem.references == ("2", "Paris")
-    (rejected,) = read(tmp_path, options=options, answer=0).rejected
-    assert rejected.reason == "the answer 0 is none of the options 1, 2, 3"
+    ((_, rejected),) = read(tmp_path, options=options, answer=0).rejected
+    assert str(rejected) == "the answer 0 is none of the options 1, 2, 3"
 
 
 def test_an_answer_that_is_no_option_is_set_aside(tmp_path: Path) -> None:
-    (rejected,) = read(tmp_path, choices=["Rome", "Paris"], answer="C").rejected
-    assert rejected.reason == "the answer 'C' is none of the options A, B"
+    ((_, rejected),) = read(tmp_path, choices=["Rome", "Paris"], answer="C").rejected
+    assert str(rejected) == "the answer 'C' is none of the options A, B"
 
 
 def test_answers_that_count_from_one_are_refused_for_the_whole_file(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_answers_that_count_from_one_are_refused_for_the_whole_file(tmp_path: Pa
                 read_all()
     # with a 0 only the third row is wrong
     write(1, 0, 2)
-    (rejected,) = recognise(path).rejected
-    assert rejected.reason == "the answer 2 is none of the options A, B"
+    ((_, rejected),) = recognise(path).rejected
+    assert str(rejected) == "the answer 2 is none of the options A, B"
 
 
 def test_numbers_that_are_texts_in_some_rows_and_places_in_others_are_refused(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_other_columns_of_these_names_are_no_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("choices", ["Rome;Paris", ["Rome", "Paris", None], ["Paris"], [["Rome"], ["Paris"]]])
 def test_options_that_cannot_be_read_set_the_row_aside(choices: Any, tmp_path: Path) -> None:
-    (rejected,) = read(tmp_path, choices=choices, answer="B").rejected
-    assert rejected.quarantined
-    assert rejected.reason.startswith(f"field 'choices' has no options that can be read, got {type(choices).__name__};")
+    ((_, rejected),) = read(tmp_path, choices=choices, answer="B").rejected
+    assert isinstance(rejected, Quarantined)
+    assert str(rejected).startswith(f"field 'choices' has no options that can be read, got {type(choices).__name__};")
     # a custom reward may read the column itself
     path = tmp_path / "rows.jsonl"
     reader = RecordReader(stem="rows", verifier="reward.py:right")
@@ -157,5 +157,5 @@ def test_the_last_turn_of_a_conversation_is_the_answer(tmp_path: Path) -> None:
     assert first is not None
     assert (first.problem.prompt, first.problem.references) == ("2 + 2?", ("4",))
     path.write_text(json.dumps({"messages": [*turns, {"role": "assistant", "content": "We add.\nThat is four."}]}))
-    (rejected,) = recognise(path).rejected
-    assert "put the answer into a column of its own, or use a custom reward" in rejected.reason
+    ((_, rejected),) = recognise(path).rejected
+    assert "put the answer into a column of its own, or use a custom reward" in str(rejected)

@@ -15,6 +15,7 @@ from builders import write_lines
 from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError
 from magicrl.data.data_files import Row, read_rows
+from magicrl.data.schemas import Quarantined
 from magicrl.data.sources import Place, load_problems, recognise
 from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
 from magicrl.evaluation.options import arguments
@@ -110,9 +111,9 @@ def test_what_is_rejected_is_told_with_place_and_reason(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "{broken\n")
     found = recognise(path)
     assert found.problems == 2
-    assert [reject.where.rpartition(", ")[2] for reject in found.rejected] == ["line 2", "line 3", "line 4", "line 6"]
-    assert [reject.quarantined for reject in found.rejected] == [True, False, False, False]
-    assert "no column of the problem" in found.rejected[1].reason
+    assert [where.rpartition(", ")[2] for where, _ in found.rejected] == ["line 2", "line 3", "line 4", "line 6"]
+    assert [isinstance(error, Quarantined) for _, error in found.rejected] == [True, False, False, False]
+    assert "no column of the problem" in str(found.rejected[1][1])
     with pytest.raises(ValueError, match="line 3: no column of the problem is known"):
         load_problems(SourceConfig(path=str(path)))
     named = recognise(path, FieldMapping(prompt="q"))
@@ -205,7 +206,7 @@ def test_every_set_that_is_here_is_read_whole_by_every_command(shared_data: Path
     assert len(sets) > 25
     for path in sets:
         found = recognise(path)
-        bad = [reject for reject in found.rejected if not reject.quarantined]
+        bad = [error for _, error in found.rejected if not isinstance(error, Quarantined)]
         assert not bad, (path, bad[:2])
         assert len(found.rejected) <= 0.001 * (found.problems + len(found.rejected)), path
         assert found.first.problem.verifier == ("code" if "code" in path.parts else "maths"), path

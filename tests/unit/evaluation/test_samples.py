@@ -170,8 +170,6 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
         by_problem([row("p", 0), row("p", 0)], ["p"])
     with pytest.raises(ValueError, match="belongs to no problem"):
         by_problem([row("q", 0)], ["p"])
-    with pytest.raises(ValueError, match="shard 2 of 2 does not exist"):
-        SamplingPlan(samples=1, sampling=SamplingParams(temperature=1.0, max_tokens=8, seed=0), shard=(2, 2))
 
 
 def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() -> None:

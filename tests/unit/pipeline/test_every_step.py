@@ -75,9 +75,9 @@ import json, os, signal, sys
 from pathlib import Path
 from magicrl.evaluation.samples import SampleFile
 from magicrl.pipeline.build import run_pipeline
-from magicrl.pipeline.judge_votes import VoteCache
 from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.frame import Watcher
+from magicrl_verifiers.served import AnswerFile
 
 def counted(owner, name, place):
     really = getattr(owner, name)
@@ -92,7 +92,7 @@ def counted(owner, name, place):
 
 counted(Path, "replace", lambda path: path)
 counted(SampleFile, "append", lambda file: file._path)
-counted(VoteCache, "put", lambda cache: cache._file.name)
+counted(AnswerFile, "put", lambda cache: cache._file.name)
 config = PipelineConfig.model_validate(json.loads(sys.argv[1]), context={'folder': Path(sys.argv[2])})
 for line in sys.stdin:
     where, number = line.split()

@@ -297,7 +297,7 @@ def write_evaluation(
     problems = [problem(key, f"Add <b>{key}</b>", "7", source=name) for key in right]
     place = EvaluationFolder(folder / name)
     place.begin(job, problems)
-    file = SampleFile(place.samples_path((0, 1)))
+    file = SampleFile(place.path / "samples-0-of-1.jsonl")
     for i, (key, outcomes) in enumerate(right.items()):
         for sample, correct in enumerate(outcomes):
             length = tokens + 8 * i + sample

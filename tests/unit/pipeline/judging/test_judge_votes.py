@@ -18,7 +18,7 @@ from magicrl.pipeline import judge_votes
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_votes import Judgement, UnreadableAnswer, judge_problems, read_answer, votes_missing
 from magicrl.pipeline.pipeline_schema import JudgingSettings, VotingJudge
-from magicrl_verifiers.served import ServerError
+from magicrl_verifiers.served import AnswerFile, ServerError
 
 PROBLEMS = [Document(id=f"p{i}", text=f"What is {i} + 7?") for i in range(3)]
 
@@ -123,16 +123,16 @@ def test_equal_problems_share_their_votes_and_ids_are_unique(tmp_path: Path) -> 
 
 
 def test_a_full_disk_says_so_and_loses_no_vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put = judge_votes.VoteCache.put
+    put = AnswerFile.put
     full = []
 
     def failing(self: Any, key: bytes, vote: Any) -> None:
-        if len(self._rows._places) == 3 and not full:
+        if len(self._places) == 3 and not full:
             full.append(True)
             raise ValueError("a vote could not be written (No space left on device)")
         put(self, key, vote)
 
-    monkeypatch.setattr(judge_votes.VoteCache, "put", failing)
+    monkeypatch.setattr(AnswerFile, "put", failing)
     with serving(lambda body, number: verdict(True)) as server:
         with pytest.raises(ValueError, match="No space left"):
             ask(judging(server, concurrency=1), tmp_path)
