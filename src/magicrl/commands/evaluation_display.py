@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.commands.tables import listing
-from magicrl.evaluation.benchmarks import benchmark_rows
+from magicrl.evaluation.benchmarks import known_benchmarks
 from magicrl.evaluation.presets import TABLE13_SETS
 from magicrl.evaluation.samples import SampleRow
 from magicrl.reporting.wording import number_text, percent, points, visible
@@ -222,7 +222,8 @@ def show_comparison(document: Mapping[str, Any], console: Console) -> None:
 
 def show_benchmarks(console: Console) -> None:
     """The catalogue."""
-    console.print(listing(("name", "what", "hub data set", "licence"), list(benchmark_rows()), console.width, least=80))
+    rows = [(name, one.title, one.hub, one.licence) for name, one in known_benchmarks().items()]
+    console.print(listing(("name", "what", "hub data set", "licence"), rows, console.width, least=80))
 
 
 def _table(title: str, first: str, columns: Sequence[str]) -> Table:

@@ -107,10 +107,6 @@ class Quarantined(ValueError):
     """Raised for a well-formed record that cannot be used. The message has the reason without the place."""
 
 
-class Unrecognised(ValueError):
-    """Raised if no column, or more than one, may hold the problem or its answer. The message names the setting."""
-
-
 class Template(Section):
     """Text around a prompt, not used if the conversation already contains ``unless``."""
 
@@ -242,9 +238,9 @@ class RecordReader:
         """Return the problem of a record.
 
         Raises:
-            Unrecognised: The columns of the problem and its answer are unknown.
             Quarantined: The record is well-formed, but has no answer or no usable tests.
-            ValueError: A field has the wrong type (names file, line and field).
+            ValueError: The columns of the problem and its answer are unknown (names the setting), or a field has the
+                wrong type (names file, line and field).
         """
         # columns without a value do not count: parquet gives every row all of them
         present = tuple(name for name, value in row.record.items() if value is not None)
@@ -307,7 +303,7 @@ class RecordReader:
         """Return the only column that may hold ``what``. An empty column counts only if no other has a value.
 
         Raises:
-            Unrecognised: There is no such column, or there are several.
+            ValueError: There is no such column, or there are several.
         """
         found = _one_of(present, names, used) or _one_of(tuple(row.record), names, used)
         if len(found) == 1:
@@ -315,13 +311,13 @@ class RecordReader:
         columns = ", ".join(f"{name} ({_excerpt(value)})" for name, value in row.record.items()) or "none"
         meant = "problem" if what == "prompt" else "answer"
         if found:
-            raise Unrecognised(
+            raise ValueError(
                 f"{row.where}: several columns may hold the {meant}: {', '.join(found)}. It has: {columns}. "
                 f"Remedy: {self.named(what, found[0])}, or another of them"
             )
         guess = self._guess(row, what, used)
         if what == "answer" and guess is None:
-            raise Unrecognised(
+            raise ValueError(
                 f"{row.where}: no column of the answer is known. It has: {columns}. Remedy: name it, "
                 f"{self.named('answer')}, with the name of the column for COLUMN; else add a column 'answer', or use a "
                 "reward function, which needs none"
@@ -330,7 +326,7 @@ class RecordReader:
         known = catalogue().columns
         if what == "prompt" and self.fields.answer is None and not _one_of(row.record, (*known.answer, *known.worked)):
             remedy += " " + self.named("answer", self._guess(row, "answer", (guess,)) or "COLUMN")
-        raise Unrecognised(
+        raise ValueError(
             f"{row.where}: no column of the {meant} is known. It has: {columns}. Remedy, if this is what they hold: "
             f"{remedy}{', with the name of the column for COLUMN' if 'COLUMN' in remedy else ''}; else name others, or "
             "correct the row"

@@ -26,25 +26,13 @@ from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Quarantined, Read, RecordReader, read_problems
 from magicrl.evaluation.options import Benchmarks, EvaluationOptions, Window
 from magicrl.records import Problem
-from magicrl.registry import BUILTINS, is_builtin, names, resolve
+from magicrl.registry import BUILTINS, is_builtin, names
 from magicrl_verifiers.gym import NAME as GYM
 from magicrl_verifiers.references import LIVE, did_you_mean
 
 SEED = 0
 COUNT = 100
 """Number of problems of a task without a limit."""
-
-
-def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
-    """Return the first ``count`` problems of a task, generated with a fixed seed.
-
-    Raises:
-        RecipeError: the extra is not installed, there is no such task, or it cannot be used.
-    """
-    try:
-        return GymTask(task).benchmark(count or COUNT, stem)
-    except RecipeError as error:
-        raise RecipeError(f"--benchmark {PREFIX}{task}: {error.problem}") from None
 
 
 class Benchmark(Section):
@@ -60,7 +48,6 @@ class Benchmark(Section):
     licence: str
     verifier: Literal["maths", "exact", "code"] = "maths"
     window: tuple[date, date] | None = None
-    local: str = ""
 
 
 def known_benchmarks() -> dict[str, Benchmark]:
@@ -75,29 +62,22 @@ def __getattr__(name: str) -> Benchmark:
     return known_benchmarks()[name]
 
 
-def _built_in(name: str) -> Benchmark | None:
-    return resolve("benchmark", name) if is_builtin("benchmark", name) else None
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BenchmarkSource:
     """A requested benchmark: a known name, a file, a hub data set, ``reasoning_gym/TASK`` or a function."""
 
     name: str  # name of its folder and its results
     known: Benchmark | None = None  # row of the catalogue; None for a custom set
-    path: Path | None = None  # local file or folder
     task: str | None = None  # task of reasoning-gym
-    hub: str | None = None  # custom hub data set
-    # function that returns records or problems (``file.py:name``, ``module:name`` or an entry point)
-    reference: str | None = None
+    # the user's file, folder or hub data set, or the reference of a function that returns records or problems
+    place: Place | None = None
 
     @property
     def source(self) -> str:
         """Source of the problems, for the record."""
-        if self.task is not None:
-            return f"{PREFIX}{self.task}, seed {SEED}"
-        hub = self.hub if self.known is None else self.known.hub
-        return str(self.path if self.path is not None else self.reference or hub)
+        if self.place is not None:
+            return self.place.name
+        return f"{PREFIX}{self.task}, seed {SEED}" if self.known is None else self.known.hub
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,18 +100,20 @@ def parse_asked(text: str) -> BenchmarkSource:
     if text.startswith(PREFIX):
         return BenchmarkSource(name=_folder_name(text), task=text.removeprefix(PREFIX))
     name, equals, path = text.partition("=")
+    built_in = known_benchmarks()
     if equals and _is_reference(path):
-        return BenchmarkSource(name=_folder_name(name), reference=path)
+        return BenchmarkSource(name=_folder_name(name), place=Place(reference=path))
     if _is_reference(text):
-        return BenchmarkSource(name=_folder_name(Place(reference=text).stem), reference=text)
+        place = Place(reference=text)
+        return BenchmarkSource(name=_folder_name(place.stem), place=place)
     if equals and name and path and not Path(text).exists():
-        return BenchmarkSource(name=_folder_name(name), known=_built_in(name), path=Path(path))
-    if is_builtin("benchmark", text):
-        return BenchmarkSource(name=text, known=_built_in(text))
+        return BenchmarkSource(name=_folder_name(name), known=built_in.get(name), place=Place(path=Path(path)))
+    if text in built_in:
+        return BenchmarkSource(name=text, known=built_in[text])
     if Path(text).exists() or Path(text).suffix:
-        return BenchmarkSource(name=_folder_name(Path(text).stem), path=Path(text))
+        return BenchmarkSource(name=_folder_name(Path(text).stem), place=Place(path=Path(text)))
     if Place.of(text).hub is not None:
-        return BenchmarkSource(name=_folder_name(text), hub=text)
+        return BenchmarkSource(name=_folder_name(text), place=Place(hub=text))
     known = names("benchmark")
     hint = did_you_mean(text.lower().replace("-", ""), known)
     raise RecipeError(
@@ -186,7 +168,11 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
     """
     known = asked.known
     window = options.days or (known.window if known is not None else None) or (None, None)
-    found, aside, left_out = _read_all(asked, options, window)
+    found, aside, left_out = (
+        (_generated(asked, asked.task, options), [], {})
+        if asked.task is not None
+        else _read_all(asked, options, window)
+    )
     if not found:
         filters = [f"{name} = {options.filters[name]} leaves out {count}" for name, count in left_out.items()]
         why = "; ".join([*filters, *aside[:1]]) or "an empty file, or no problem in the window"
@@ -195,7 +181,7 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
     problems = _finished(found, asked.name, options, default)
     narrowed = known is not None and options.days not in (None, known.window)
     size = known.problems if known is not None and known.problems is not None else len(problems)
-    from_hub = known if asked.path is None else None
+    from_hub = known if asked.place is None else None
     return LoadedBenchmark(
         name=asked.name,
         problems=problems,
@@ -214,19 +200,25 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
     )
 
 
+def _generated(asked: BenchmarkSource, task: str, options: EvaluationOptions) -> list[Read]:
+    """Return the first problems of a task of reasoning-gym."""
+    for name, value in options.filters.items():
+        if name != "limit" and value is not None:
+            raise ValueError(
+                f"benchmark {asked.name}: {name} = {value} selects from a file, and a task of reasoning_gym "
+                "generates its problems; leave it out"
+            )
+    try:
+        problems = GymTask(task).benchmark(options.limit or COUNT, asked.name)
+    except RecipeError as error:
+        raise RecipeError(f"--benchmark {PREFIX}{task}: {error.problem}") from None
+    return [Read(problem=p, schema="reasoning_gym", columns=((), None)) for p in problems]
+
+
 def _read_all(
     asked: BenchmarkSource, options: EvaluationOptions, window: Window
 ) -> tuple[list[Read], list[str], dict[str, int]]:
     """Return the records that the filters leave, what is unusable, and the records that each filter left out."""
-    if asked.task is not None:
-        for name, value in options.filters.items():
-            if name != "limit" and value is not None:
-                raise ValueError(
-                    f"benchmark {asked.name}: {name} = {value} selects from a file, and a task of reasoning_gym "
-                    "generates its problems; leave it out"
-                )
-        problems = gym_problems(asked.task, options.limit, stem=asked.name)
-        return [Read(problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], [], {}
     found: list[Read] = []
     aside: list[str] = []
     left_out: Counter[str] = Counter()
@@ -261,24 +253,24 @@ def _read_all(
 
 
 def _places(asked: BenchmarkSource) -> Iterator[Place]:
-    known = asked.known
-    if asked.reference is not None:
-        yield Place.called("benchmark", asked.reference, {})
-    elif asked.path is not None or known is None:
+    known, place = asked.known, asked.place
+    if place is not None:
         first = () if known is None else (known.split,)
-        yield Place(path=asked.path, hub=asked.hub, splits=(*first, "test", "validation", "train"))
-    elif not known.files:
+        named = replace(place, splits=(*first, "test", "validation", "train"))
+        yield Place.called("benchmark", place.reference, {}) if place.reference else named
+        return
+    assert known is not None, "without a place it is a known one"
+    if not known.files:
         yield Place(hub=known.hub, splits=(known.split,), subset=known.subset, revision=known.revision)
-    else:
-        for name in known.files:
-            try:
-                path = hf_hub_download(known.hub, name, repo_type="dataset", revision=known.revision)
-            except (OSError, ValueError) as error:
-                raise ValueError(
-                    f"{name} of hub data set {known.hub}: {str(error).strip() or type(error).__name__}. Without "
-                    "network download it once elsewhere and give NAME=FILE"
-                ) from error
-            yield Place(path=Path(path))
+    for name in known.files:
+        try:
+            path = hf_hub_download(known.hub, name, repo_type="dataset", revision=known.revision)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{name} of hub data set {known.hub}: {str(error).strip() or type(error).__name__}. Without "
+                "network download it once elsewhere and give NAME=FILE"
+            ) from error
+        yield Place(path=Path(path))
 
 
 def _finished(found: Sequence[Read], name: str, options: EvaluationOptions, verifier: str) -> tuple[Problem, ...]:
@@ -334,8 +326,3 @@ def _folder_name(name: str) -> str:
     if not kept:
         raise ValueError(f"--benchmark: {name!r} cannot be a folder's name")
     return kept
-
-
-def benchmark_rows() -> list[tuple[str, str, str, str]]:
-    """Return name, title, hub data set and licence of every benchmark, for a table."""
-    return [(name, b.title, b.hub, b.licence) for name, b in known_benchmarks().items()]

@@ -382,10 +382,8 @@ class _Search:
         return np.concatenate(found)
 
     def _numbers(self) -> U64:
-        def made() -> U64:
-            return np.fromiter((number_key(text.split()) for text in self._texts), np.uint64, len(self._texts))
-
-        return self._array("numbers", made)
+        keys = (number_key(text.split()) for text in self._texts)
+        return self._array("numbers", lambda: np.fromiter(keys, np.uint64, len(self._texts)))
 
     def _array(self, name: str, make: Callable[[], U64]) -> U64:
         """Return an array from its file, computing it if the file is missing."""

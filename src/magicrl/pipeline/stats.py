@@ -44,14 +44,10 @@ def source_folders(output: Path) -> list[StepFolder]:
     Raises:
         ValueError: The folder holds no run.
     """
-    return _sources(output, recorded_run(output))
-
-
-def _sources(output: Path, recorded: dict[str, Any]) -> list[StepFolder]:
     folder = output / "sources"
     if not folder.is_dir():
         raise ValueError(f"{output} holds no run of a data pipeline; give the folder that magicrl data build wrote")
-    names = recorded.get("sources")
+    names = recorded_run(output).get("sources")
     paths = sorted(folder.iterdir()) if names is None else [folder / name for name in names]
     return [StepFolder(path) for path in paths if path.is_dir()]
 
@@ -67,7 +63,7 @@ def step_folders(output: Path) -> list[StepFolder]:
     """
     recorded = recorded_run(output)
     # version 0.1 did not record the sources, so the rows that the first step must have read are unknown
-    left = _imported(_sources(output, recorded)) if "sources" in recorded else None
+    left = _imported(source_folders(output)) if "sources" in recorded else None
     names = recorded.get("steps", [])
     found: list[StepFolder] = []
     for path in sorted(output.glob("[0-9][0-9]-*/step.json")):
