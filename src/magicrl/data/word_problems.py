@@ -28,7 +28,6 @@ from pydantic import Field, model_validator
 from magicrl.data.families import FamilyOptions, OptionValue, Split, read_options
 from magicrl.records import Problem
 
-Strategy = Literal["direct", "partial", "worked"]
 _REFERENCE = re.compile(r"s(\d+)")
 
 _OPERATORS: Mapping[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul, "/": floordiv}
@@ -36,8 +35,8 @@ _SYMBOLS = {"+": "+", "-": "-", "*": "x", "/": "/"}
 _INVERSES = {"+": "{v} - {r} = {l}", "-": "{v} + {r} = {l}", "*": "{v} / {l} = {r}", "/": "{v} x {r} = {l}"}
 
 
-class ChainStyle(FamilyOptions):
-    """Frequencies of the styles of demonstrations."""
+class WordOptions(FamilyOptions):
+    """Options of the family: the style of the demonstrations, its numbers, and what is held out."""
 
     direct: float = Field(default=0.25, ge=0, le=1)  # share of answers without any working
     partial: float = Field(default=0.15, ge=0, le=1)
@@ -50,6 +49,12 @@ class ChainStyle(FamilyOptions):
     checks: float = Field(default=0.2, ge=0, le=1)  # mean number of checks by the inverse operation per demonstration
     decompositions: float = Field(default=0.3, ge=0, le=1)  # share of steps computed by tens and ones
     plain: float = Field(default=0.3, ge=0, le=1)  # share of steps written as equations
+    max_number: int = Field(default=40, ge=10)  # largest number that a story starts with, gains or loses
+    max_factor: int = Field(default=5, ge=3)  # largest number of groups, and of parts in a division
+    max_unit: int = Field(default=12, ge=4)  # largest size of one group
+    held_out: Literal["template", "instance"] = "template"
+    """``template``: validation and test have separate stories. ``instance``: all splits share all stories.
+    Instances are disjoint in both cases."""
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
@@ -116,9 +121,7 @@ def expression(steps: Sequence[str]) -> str:
     return write(len(steps) - 1)[0]
 
 
-def write_chain(
-    steps: Sequence[str], *, items: str, tell: str, style: ChainStyle, rng: np.random.Generator
-) -> tuple[str, Strategy, bool, bool]:
+def write_chain(steps: Sequence[str], *, items: str, tell: str, style: WordOptions, rng: np.random.Generator) -> str:
     """Return a random demonstration.
 
     Args:
@@ -127,31 +130,24 @@ def write_chain(
         tell: The sentence that answers the question, with the slot ``{answer}``.
         style: Frequencies of the styles.
         rng: Source of every choice.
-
-    Returns:
-        The text, its strategy, whether an error is left in it, and whether one is noticed and corrected.
     """
     solution = evaluate_steps(steps)
     assert solution is not None
     route = rng.random()
     if route < style.direct:
-        text = _closing(solution[-1].value, items, tell, rng)
-        return text, "direct", False, False
-    strategy: Strategy = "worked"
-    slipped, repair = False, None
+        return _closing(solution[-1].value, items, tell, rng)
+    repair: int | None = None
     if len(steps) > 1 and route < style.direct + style.partial:
-        strategy, slipped = "partial", True
         stop = int(rng.integers(1, len(steps)))
         solution, steps = solution[:stop], steps[:stop]
     else:
         fate = rng.random()
-        slipped = fate < style.slips
-        repair = int(rng.integers(len(steps))) if not slipped and fate < style.slips + style.repairs else None
-        if slipped:
+        if fate < style.slips:
             solution = with_slip(steps, solution, rng)
+        elif fate < style.slips + style.repairs:
+            repair = int(rng.integers(len(steps)))
     body = _body(solution, steps, items, style, rng, repair=repair)
-    text = f"{body} {_closing(solution[-1].value, items, tell, rng)}"
-    return text, strategy, slipped, repair is not None
+    return f"{body} {_closing(solution[-1].value, items, tell, rng)}"
 
 
 def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
@@ -178,7 +174,7 @@ def _body(
     solution: Sequence[SolutionStep],
     steps: Sequence[str],
     items: str,
-    style: ChainStyle,
+    style: WordOptions,
     rng: np.random.Generator,
     *,
     repair: int | None,
@@ -211,7 +207,7 @@ def _body(
     return " ".join(parts)
 
 
-def _equation(step: SolutionStep, style: ChainStyle, rng: np.random.Generator) -> str:
+def _equation(step: SolutionStep, style: WordOptions, rng: np.random.Generator) -> str:
     forms: Sequence[str] = _data()["phrases"]["equations"][step.operator]
     # the plain equation is the commonest way to write it
     form = forms[0] if rng.random() < style.plain else forms[int(rng.integers(len(forms)))]
@@ -321,17 +317,6 @@ SHAPES: Mapping[int, tuple[tuple[str, ...], ...]] = {
 }  # sequences of events by level; ``both`` combines the hero's and the friend's amounts
 
 
-class WordOptions(ChainStyle):
-    """Options of the family: its numbers, what is held out, and the style of the demonstrations."""
-
-    max_number: int = Field(default=40, ge=10)  # largest number that a story starts with, gains or loses
-    max_factor: int = Field(default=5, ge=3)  # largest number of groups, and of parts in a division
-    max_unit: int = Field(default=12, ge=4)  # largest size of one group
-    held_out: Literal["template", "instance"] = "template"
-    """``template``: validation and test have separate stories. ``instance``: all splits share all stories.
-    Instances are disjoint in both cases."""
-
-
 @dataclass(slots=True)
 class _Telling:
     """A story under construction: sentences and steps so far, and what the hero has now."""
@@ -376,10 +361,6 @@ class WordProblems:
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
         """A worked (or hasty, or mistaken) solution in English that ends with a box."""
-        return self.chain(problem, rng)[0]
-
-    def chain(self, problem: Problem, rng: np.random.Generator) -> tuple[str, Strategy, bool, bool]:
-        """Return a demonstration with its strategy, and whether it has an error or a corrected one."""
         extra = problem.extra
         return write_chain(extra["steps"], items=extra["items"], tell=extra["tell"], style=self.options, rng=rng)
 

@@ -26,6 +26,7 @@ FAITHFUL = {"direct": 0.0, "partial": 0.0, "slips": 0.0, "repairs": 0.0}
 SUM = r"\d+(?: [-+x/] \d+)*"
 EQUATION = re.compile(rf"{SUM}(?: = {SUM})+")
 BOX = re.compile(r"\\boxed\{(\d+)\}")
+REPAIR = re.compile(r"No, |Wait, |That is wrong: |Let me redo it: |Not quite, |I slipped, ")
 
 
 def problems(split: str, count: int = 200, seed: int = 0, **options: float | int | str) -> list[Problem]:
@@ -104,32 +105,30 @@ def test_every_phrasing_of_a_faithful_step_shows_its_result_before_the_box() -> 
 
 
 def test_shares_of_strategies_slips_and_repairs() -> None:
-    options = {"direct": 0.2, "partial": 0.3, "slips": 0.25, "repairs": 0.15}
-    family = family_with(**options)
     rng = np.random.default_rng(5)
-    chains = [
-        family.chain(p, rng)
-        for p in unique_problems(family, seed=0, split="train", count=400, levels=[2, 3])
-        for _ in range(5)
-    ]
-    shares = Counter(strategy for _, strategy, _, _ in chains)
-    worked = [(slipped, repaired) for _, strategy, slipped, repaired in chains if strategy == "worked"]
-    assert shares["direct"] / len(chains) == pytest.approx(0.2, abs=0.03)
-    assert shares["partial"] / len(chains) == pytest.approx(0.3, abs=0.03)
-    assert np.mean([slipped for slipped, _ in worked]) == pytest.approx(0.25, abs=0.04)
-    assert np.mean([repaired for _, repaired in worked]) == pytest.approx(0.15, abs=0.04)
+
+    def drawn(**options: float) -> list[tuple[str, bool]]:
+        """Return demonstrations, and whether each is right."""
+        family = family_with(**options)
+        asked = unique_problems(family, seed=0, split="train", count=400, levels=[2, 3])
+        texts = [(family.demonstration(p, rng), p.references) for p in asked for _ in range(5)]
+        return [(text, BOX.findall(text) == [*references]) for text, references in texts]
+
+    early = drawn(direct=0.2, partial=0.3, slips=0.0, repairs=0.0)
+    assert np.mean([len(re.findall(r"\d+", text)) == 1 for text, _ in early]) == pytest.approx(0.2, abs=0.03)
+    assert np.mean([not right for _, right in early]) == pytest.approx(0.3, abs=0.03)
+    worked = drawn(direct=0.0, partial=0.0, slips=0.25, repairs=0.15)
+    assert np.mean([not right for _, right in worked]) == pytest.approx(0.25, abs=0.04)
+    assert np.mean([REPAIR.search(text) is not None for text, _ in worked]) == pytest.approx(0.15, abs=0.04)
 
 
-def test_a_slip_makes_the_answer_wrong_and_nothing_else_does() -> None:
-    family = WordProblems()
+@pytest.mark.parametrize("slips", [False, True])
+def test_a_slip_makes_the_answer_wrong_and_nothing_else_does(slips: bool) -> None:
+    family = family_with(direct=0.0 if slips else 0.1, partial=0.0, slips=slips, repairs=0.0 if slips else 0.5)
     rng = np.random.default_rng(6)
     for problem in problems("train"):
-        text, strategy, slipped, _ = family.chain(problem, rng)
-        right = BOX.findall(text) == list(problem.references)
-        if strategy == "partial":
-            # stopping early may hit the answer by chance (21 - 7, then / 1 never occurs, but 4 + 4 may equal 2 x 4)
-            continue
-        assert right is not slipped, text
+        text = family.demonstration(problem, rng)
+        assert (BOX.findall(text) == list(problem.references)) is not slips, text
 
 
 def test_direct_answers_have_no_working_and_partial_ones_stop_early() -> None:
@@ -140,7 +139,7 @@ def test_direct_answers_have_no_working_and_partial_ones_stop_early() -> None:
         assert re.findall(r"\d+", direct) == list(problem.references)
     family = family_with(direct=0.0, partial=1.0)
     for problem in unique_problems(family, seed=1, split="train", count=100, levels=[2, 3]):
-        text = family.chain(problem, rng)[0]
+        text = family.demonstration(problem, rng)
         values = [str(step.value) for step in evaluate_steps(problem.extra["steps"]) or []]
         assert BOX.findall(text)[0] in values[:-1]
 
@@ -246,9 +245,9 @@ def test_heroes_friends_and_items_agree() -> None:
 
 
 def test_lengths_stay_short() -> None:
-    family = WordProblems()
+    family = family_with(direct=0.0, partial=0.0)
     rng = np.random.default_rng(12)
-    worked = [tokens_about(chain[0]) for p in problems("train") if (chain := family.chain(p, rng))[1] == "worked"]
+    worked = [tokens_about(family.demonstration(p, rng)) for p in problems("train")]
     assert 30 < np.mean(worked) < 65
     assert max(worked) < 128
     assert max(tokens_about(p.prompt) for p in problems("train")) < 80
