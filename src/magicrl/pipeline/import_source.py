@@ -132,6 +132,7 @@ class EntryReader:
                 f"{row.where}: verifier {problem.verifier!r} with {len(problem.references)} references; the steps "
                 "of a pipeline read problems of maths and code, with reference answers"
             )
+        # raises for half a surrogate pair, which a part cannot hold
         "".join((problem.prompt, *problem.references, *(turn.content for turn in problem.context))).encode()
         return Read(problem=problem, schema="problem", columns=((), None), template="bare")
 
