@@ -29,7 +29,6 @@ class OpenedEngine:
     """An engine that is ready to sample."""
 
     engine: RolloutEngine  # has its weights
-    encode: Callable[[Problem], TokenArray]  # returns a problem's prompt tokens; empty if a server encodes prompts
     encoder: PromptEncoder | None  # None if a server encodes prompts
     max_context: int  # most tokens of prompt and response together
     # the prompt ends in an opened ``<think>``, so that a response without ``</think>`` has no answer; None: unknown
@@ -40,6 +39,10 @@ class OpenedEngine:
     facts: dict[str, Any]  # further facts for the record
     gpus: int | None = 0  # number of GPUs of the engine; None if it samples on another machine
     served: Callable[[], dict[str, int]] | None = None  # returns the counts of a server so far (requests, tokens)
+
+    def encode(self, problem: Problem) -> TokenArray:
+        """Return a problem's prompt tokens; none if a server encodes prompts."""
+        return frozen_tokens([]) if self.encoder is None else self.encoder.encode(problem)
 
 
 def open_engine(name: str, settings: EngineSettings) -> OpenedEngine:
@@ -67,7 +70,6 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
     digest = references.file_fingerprint(name)
     return OpenedEngine(
         engine=engine,
-        encode=encoder.encode,
         encoder=encoder,
         max_context=engine.max_context,
         opens_reasoning=opens_reasoning(policy.tokenizer, encoder),
@@ -101,7 +103,6 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
     prompts = "problem's text" if settings.mode == "completions" else "the server's chat template"
     return OpenedEngine(
         engine=engine,
-        encode=encoder.encode if encoder is not None and here else lambda problem: frozen_tokens([]),
         encoder=encoder if here else None,
         max_context=engine.max_context,
         opens_reasoning=opens_reasoning(tokenizer, encoder) if tokenizer is not None and encoder is not None else None,
