@@ -138,7 +138,7 @@ def test_options_that_cannot_be_read_set_the_row_aside(choices: Any, tmp_path: P
     # a custom reward may read the column itself
     path = tmp_path / "rows.jsonl"
     reader = RecordReader(stem="rows", verifier="reward.py:right")
-    (found,) = read_problems(Place(path=path), reader)
+    ((_, found),) = read_problems(Place(path=path), reader)
     assert isinstance(found, Read)
     assert found.problem.extra["choices"] == choices
 
