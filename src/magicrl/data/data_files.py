@@ -49,13 +49,13 @@ def read_rows(path: Path) -> Iterator[Row | BadRow]:
     """
     if re.match(r"[a-z][a-z0-9+.-]*:/", str(path)):
         raise RecipeError(f"{path}: is a URL; download it first and give the file", key="path")
-    if path.suffix.lower() not in _READERS:
-        kinds = ", ".join(_READERS)
-        raise RecipeError(f"{path}: unknown kind of file {path.suffix!r}; supported: {kinds}", key="path")
     if not path.exists():
         raise RecipeError(f"{path}: no such file{_nearby(path)}", key="path")
     if not path.is_file():
         raise RecipeError(f"{path}: is neither a file nor a link to one; name one data file", key="path")
+    if path.suffix.lower() not in _READERS:
+        kinds = ", ".join(_READERS)
+        raise RecipeError(f"{path}: unknown kind of file {path.suffix!r}; supported: {kinds}", key="path")
     if path.stat().st_size == 0:
         raise ValueError(f"{path}: the file is empty; give a file with one problem a line or row")
     try:

@@ -231,6 +231,10 @@ def _read_all(
     extra = played or options.verifier is not None
     reader = RecordReader(stem=stem, fields=fields, verifier=verifier, offer=offer, extra=extra, reference=not played)
     for where, read in (record for place in _places(asked) for record in read_problems(place, reader)):
+        # the first problems do not need the rest of a large set; a random part does
+        if options.limit_seed is None and options.limit is not None and len(found) == options.limit:
+            left_out["limit"] += 1
+            break
         if isinstance(read, ValueError):
             aside.append(f"{where}: {read}" if isinstance(read, Quarantined) else str(read))
         elif read.date is not None and not first <= read.date <= last:
@@ -239,10 +243,6 @@ def _read_all(
             left_out[filtered] += 1
         else:
             found.append(read)
-        # the first problems do not need the rest of a large set; a random part does
-        if options.limit_seed is None and options.limit is not None and len(found) == options.limit:
-            left_out["limit"] += 1
-            break
     check_numbers(reader.numbers)
     if options.limit_seed is not None and options.limit is not None and len(found) > options.limit:
         left_out["limit"] += len(found) - options.limit

@@ -180,6 +180,7 @@ def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=10)).whole
     assert load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=31, limit_seed=0)).whole
     assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(window="2024-01-01..")).whole
+    assert load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=30)).whole, "the limit leaves out nothing"
     levels = write_lines(tmp_path / "levels.jsonl", [{"problem": f"{i}?", "answer": i, "level": 1} for i in range(30)])
     assert load_benchmark(parse_asked(f"aime24={levels}"), arguments(levels="1")).whole
     assert not load_benchmark(parse_asked(str(file)), arguments()).whole

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from builders import write_lines
 from json_server import free_port
 
 from magicrl.commands.data import data_app
@@ -75,6 +76,22 @@ def test_a_mistake_in_a_file_names_its_line(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text('sources = [{ path = "a.jsonl" }]\n[[steps]]\nname = "x"\n')
     with pytest.raises(RecipeError, match=r"steps\.0: use is missing; known: clean, decontaminate"):
         load_pipeline(tmp_path / "p.toml")
+
+
+def test_an_import_names_its_first_unreadable_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_lines(tmp_path / "p.jsonl", [{"problem": "1?", "answer": 1}, {"problem": "", "answer": 2}, {"problem": "3?"}])
+    command = ["import", "--input", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "run")]
+    for _ in range(2):  # the second time the import is found unchanged
+        assert data_app(command, result_action="return_value") == 0
+        said = capsys.readouterr().out.replace("\n", "")
+        assert "p: 2 unreadable records, the first: " in said
+        assert "p.jsonl, line 2: field 'problem' is empty" in said
+
+
+def test_a_missing_input_without_an_ending_is_missing(tmp_path: Path) -> None:
+    command = ["clean", "--input", str(tmp_path / "nothere"), "--output", str(tmp_path / "run")]
+    with pytest.raises(RecipeError, match="nothere: no such file"):
+        data_app(command, result_action="return_value")
 
 
 def test_each_step_alone_takes_up_the_rows_of_the_one_before(
