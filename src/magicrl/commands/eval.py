@@ -319,7 +319,7 @@ def evaluate_checkpoints(
 _GROUPS = {
     "model": "What is evaluated",
     "preset": "Sampling",
-    "limit": "Problems",
+    "levels": "Problems",
     "judge": "Judging",
     "engine": "Engine",
     "pass_at": "Scores",

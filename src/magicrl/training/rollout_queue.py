@@ -25,7 +25,7 @@ from magicrl.evaluation.job import Encode
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, ScoredGroup
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.requests import Submitted, pack_completions, submit_completions, unpack_completions, verdicts_of
-from magicrl.training.metrics import StepClock
+from magicrl.training.meters import StepClock
 from magicrl_verifiers.records import VerifierService
 
 

@@ -58,7 +58,7 @@ from magicrl.training.curriculum import (
 from magicrl.training.diagnosis import conclude, judging_of, learning_facts, measure_of
 from magicrl.training.health import HealthMonitor
 from magicrl.training.learner import release_free_memory
-from magicrl.training.metrics import Throughput
+from magicrl.training.meters import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import RemoteWorkers, TrainingStopped, WorkSpan, WritesShards

@@ -54,7 +54,8 @@ from magicrl.records import (
 )
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
-from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
+from magicrl.training.meters import StalenessMeter, StepClock, Values
+from magicrl.training.metrics import entropy_metrics, step_metrics
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped
 from magicrl.training.rollout_queue import RolloutQueue

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from builders import write_lines
 
+from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.data import code_records
 from magicrl.data.code_records import before_stub, unwrapped_text
@@ -150,7 +151,7 @@ FILTERED: dict[str, tuple[str, Any, Callable[[int], bool]]] = {"levels": ("3, 1"
 @pytest.mark.parametrize("name", [name for name, keeps in FILTERS.items() if keeps is not None])
 def test_every_filter_selects_problems_before_the_limit_and_counts_the_others(name: str, tmp_path: Path) -> None:
     text, value, keeps = FILTERED[name]
-    rows = [{"id": i, "problem": f"{i}?", "answer": i, "level": f"Level {i % 3 + 1}"} for i in range(45)]
+    rows = [{"id": i, "problem": "?" * (i % 9 + 1), "answer": i, "level": f"Level {i % 3 + 1}"} for i in range(45)]
     wanted = [i for i in range(45) if keeps(i)]
     file = write_lines(tmp_path / "mine.jsonl", rows)
     loaded = load_benchmark(parse_asked(f"aime24={file}"), arguments(**{name: text}))
@@ -436,3 +437,9 @@ def test_tasks_of_the_library_are_judged_and_those_that_cannot_be_used_refused(t
     assert all(all(checks) for checks in found.values()), found
     assert "differ from process to process" in refused["word_ladder"]
     assert "did you mean 'leg_counting'?" in refused["leg_countin"]
+
+
+def test_every_filter_is_listed_among_the_problems(capsys: pytest.CaptureFixture[str]) -> None:
+    app(["eval", "--help"], result_action="return_value")
+    problems = capsys.readouterr().out.partition(" Problems ")[2].partition("╭")[0]
+    assert [name for name in FILTERS if f"--{name.replace('_', '-')} " not in problems] == []

@@ -37,7 +37,8 @@ from magicrl.records import (
 from magicrl.rollout.protocol import Capabilities
 from magicrl.selfcheck.slow_loss import in_own_precision
 from magicrl.training.learner import LocalLearner
-from magicrl.training.metrics import StalenessMeter, rollout_metrics, sampled_work
+from magicrl.training.meters import StalenessMeter, sampled_work
+from magicrl.training.metrics import rollout_metrics
 from magicrl.training.protocols import Controls
 from magicrl.training.repeating import Attributor
 from magicrl.training.step import buffer_samples, train_samples, with_logprobs, with_policy_mask
