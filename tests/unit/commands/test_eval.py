@@ -314,7 +314,7 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
     assert (given.judge_settings is None) == (given.judge is None)
     for text in given.benchmarks or ():
         asked = parse_asked(text)
-        assert asked.path is not None or asked.known is not None
+        assert asked.place is not None or asked.known is not None
 
 
 def test_the_window_on_the_page_is_the_catalogue_s() -> None:
