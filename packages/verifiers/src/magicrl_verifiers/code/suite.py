@@ -365,9 +365,8 @@ def check_names(given: Collection[str], known: Sequence[str], *, inside: str = "
         SuiteError: there is such a name.
     """
     missing = [name for name in known if name not in given]
-    for name in given:
-        near = difflib.get_close_matches(str(name), missing, n=1, cutoff=cutoff)
-        if name not in known and near:
+    for name in (one for one in given if one not in known):
+        if near := difflib.get_close_matches(str(name), missing, n=1, cutoff=cutoff):
             raise SuiteError(f"unknown field {f'{inside}{name}'!r}; did you mean {near[0]!r}?")
 
 
