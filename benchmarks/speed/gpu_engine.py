@@ -57,7 +57,7 @@ def make_engine(
     model = model or engine_model(case, device)
     engine = speed_engine(
         model, case.rows, case.prompt_tokens + case.generated, memory_limit_mb=case.cache_mb,
-        static_steps=static, head_dtype="float32" if float32_head else None,
+        static=static, head_dtype="float32" if float32_head else None,
     )  # fmt: skip
     engine.load_weights({name: p.detach() for name, p in model.named_parameters()}, 0)
     return engine

@@ -99,19 +99,12 @@ def parameters(model: Any) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def speed_engine(
-    model: Any, rows: int, max_context: int, *, static_steps: bool | None = None, **settings: Any
-) -> InProcessEngine:
+def speed_engine(model: Any, rows: int, context: int, static: bool | None = None, **settings: Any) -> InProcessEngine:
     """Return the in-process engine without end tokens, so every response has the requested length."""
     return InProcessEngine(
-        model,
-        EngineSettings(model="", max_rows=rows, **{"memory_limit_mb": 8192, **settings}),
-        end_tokens=frozenset(),
-        decode=lambda tokens: "",
-        valid_vocab=vocabulary(model),
-        max_context=max_context,
-        static_steps=static_steps,
-    )
+        model, EngineSettings(model="", max_rows=rows, **{"memory_limit_mb": 8192, **settings}), end_tokens=frozenset(),
+        decode=lambda tokens: "", valid_vocab=vocabulary(model), max_context=context, static_steps=static,
+    )  # fmt: skip
 
 
 def submit(engine: InProcessEngine, prompts: Iterable[NDArray[np.int64]], samples: int, lengths: Sequence[int]) -> None:
