@@ -182,10 +182,11 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     assert "2 judged, 1 correct, mean reward 0.625, 1 not judged" in capsys.readouterr().out
 
 
-def test_an_answer_that_was_not_judged_has_its_reason(tmp_path: Path) -> None:
+def test_answers_of_which_none_was_judged_are_a_failure_with_reasons(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_lines(source, [{"reference": "{", "response": "```python\nprint(1)\n```"}])
-    custom_reward("code", input=source, output=output, workers=1)
+    with pytest.raises(ValueError, match=r"none of 1 answers was judged; 'reason' in .*out\.jsonl says why"):
+        custom_reward("code", input=source, output=output, workers=1)
     row = json.loads(output.read_text())
     assert (row["correct"], row["status"]) == (None, "infrastructure_error")
     assert "field 'tests' is text but not JSON" in row["reason"]

@@ -88,10 +88,12 @@ def loss_terms(
         advantages = advantages + teacher * (own.teacher_logprobs - own.old_logprobs)
     given = own._replace(advantages=advantages, ratio=ratio)
     surrogate = row.surrogate(given)
-    if not isinstance(surrogate, Surrogate) or any(part.shape != ratio.shape for part in surrogate):
-        got = [tuple(s.shape) for s in surrogate] if isinstance(surrogate, Surrogate) else type(surrogate).__name__
+    parts = surrogate if isinstance(surrogate, Surrogate) else (surrogate,)
+    got = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
+    if got != [tuple(ratio.shape)] * 2:
         raise ValueError(
-            f"a surrogate must return Surrogate(values, clipped), two tensors of shape {tuple(ratio.shape)}; got {got}"
+            "a surrogate must return Surrogate(values, clipped), two tensors with a number per token, shape "
+            f"{tuple(ratio.shape)}, without a mean; got {', '.join(map(str, got))}"
         )
     corrected = correction_weights(correction, given)
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)

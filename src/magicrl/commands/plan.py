@@ -295,11 +295,14 @@ def alternative(
     price: float | None,
 ) -> dict[str, Any]:
     """Return the plan's facts with the settings of an alternative, or ``refused`` with the reason."""
-    changed, sets = options, list(overrides)
+    changed, sets, seen = options, list(overrides), set[str]()
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
         if not equals or not value:
             raise ValueError(f"--compare {text}: {part!r} is not KEY=VALUE, e.g. gpus=64")
+        if key in seen:
+            raise ValueError(f"--compare {text}: {key} is given twice; two alternatives are two --compare")
+        seen.add(key)
         if key in ("gpus", "staleness"):
             if not value.isdigit():
                 raise ValueError(f"--compare {text}: {key} needs a whole number, got {value!r}")

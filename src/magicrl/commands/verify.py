@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast, overload
 
 from cyclopts import App
-from rich.console import Console
 
 from magicrl.commands.given import in_python
 from magicrl.commands.options import Overrides
@@ -16,9 +16,8 @@ from magicrl.config.given import Frame, RewardFunction, reward_reference
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import Verdict
 from magicrl_verifiers.batch import usable_cores, verify_file, verify_rows
-from magicrl_verifiers.cli import all_read
 from magicrl_verifiers.cli import app as package_app
-from magicrl_verifiers.progress import ProgressLines
+from magicrl_verifiers.cli import counted
 from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning, renamed_argument
 
 Reference = str | Sequence[str] | Mapping[str, Any]
@@ -158,11 +157,5 @@ def judge(
     verifier = load_train_recipe(Path(recipe), set_ or []).verifier
     config = verifier.needed_judge()
     options = JudgeOptions(reasoning=verifier.reasoning, extract=verifier.extract)
-    console = Console(emoji=False)
-    tell = ProgressLines(console).lines("judged")
-    asked: dict[str, Any] = {"verifier": "judge", "judge": config, "workers": config.concurrency}
-    summary = verify_file(input, output, options=options, tell=tell, **asked)
-    mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
-    line = f"{summary.total} judged, {summary.correct} right{mean}, {summary.not_judged} not judged -> {output}"
-    console.print(line)
-    return all_read(summary)
+    work = partial(verify_file, verifier="judge", options=options, judge=config, workers=config.concurrency)
+    return counted(work, input, output)

@@ -105,15 +105,25 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         )
     if int(config.get("decoder_sparse_step") or 1) > 1 or config.get("mlp_only_layers"):
         raise ValueError(f"{name}: the planner knows mixtures with experts in every layer; this one has dense layers")
+    sizes = ("hidden_size", "num_attention_heads", "num_key_value_heads", "num_hidden_layers", "vocab_size", "head_dim")
+    for key in sizes:
+        if int(config.get(key) or 1) < 1:
+            raise ValueError(f"{name}: its config has {key} = {config[key]}; correct it, it must be positive")
     try:
         heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+        if heads % kv_heads or (hidden % heads and not config.get("head_dim")):
+            raise ValueError(
+                f"{name}: its config has hidden_size {hidden}, {heads} attention heads and {kv_heads} key/value heads, "
+                "which do not divide; correct it"
+            )
         return ModelShape(
             name=name,
             hidden=hidden,
             intermediate=int(config.get("moe_intermediate_size") or config["intermediate_size"]),
             layers=int(config["num_hidden_layers"]),
             heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
+            kv_heads=kv_heads,
             head_dim=int(config.get("head_dim") or hidden // heads),
             vocabulary=int(config["vocab_size"]),
             tied=bool(config.get("tie_word_embeddings", False)),

@@ -111,6 +111,7 @@ def test_what_cannot_fit_exits_2_and_says_what_would(
         (["--gpu", "H900"], "no hardware called 'H900'"),
         (["--gpu", "H200", "--model", "nowhere"], "no model folder and no known model 'nowhere'"),
         (["--gpu", "H200", "--compare", "gpus"], "is not KEY=VALUE"),
+        (["--gpu", "H200", "--compare", "gpus=2,gpus=4"], "gpus is given twice; two alternatives are two --compare"),
         (["--gpu", "H200", "--compare", "gpus=many"], "needs a whole number"),
         (["--gpu", "H200", "--hours", "-1"], "--hours must be above 0"),
         (["--gpu", "H200", "--mean-length", "20000"], "does not fit T = 16384"),

@@ -221,6 +221,16 @@ def test_shapes_by_name_folder_and_config(tmp_path: Path) -> None:
         shape_from_config({**config, "model_type": "gemma3_text"}, "other")
     with pytest.raises(ValueError, match="has no 'vocab_size'"):
         shape_from_config({k: v for k, v in config.items() if k != "vocab_size"}, "cut")
+    for wrong, message in (
+        ({"hidden_size": -5}, "has hidden_size = -5; correct it"),
+        ({"num_hidden_layers": -1}, "has num_hidden_layers = -1"),
+        ({"num_attention_heads": 3}, "hidden_size 64, 3 attention heads and 2 key/value heads, which do not divide"),
+        ({"num_attention_heads": 3, "num_key_value_heads": 3}, "which do not divide"),
+        ({"num_key_value_heads": 4}, "2 attention heads and 4 key/value heads"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            shape_from_config({**config, **wrong}, "wrong")
+    assert shape_from_config({**config, "num_attention_heads": 6, "head_dim": 16}, "wide").head_dim == 16
     for content in (b"{", b"\xff{}", b"[" * 100_000, b"[]"):
         (tmp_path / "config.json").write_bytes(content)
         with pytest.raises(ValueError, match=r"config\.json: not a model's config"):

@@ -55,7 +55,7 @@ def math(
 
     options = JudgeOptions(reasoning=reasoning, extract=extract)
     judge = partial(verify_file, options=options, time_limit=time_limit, workers=workers)
-    return _counted(judge, input, output)
+    return counted(judge, input, output)
 
 
 @app.command(name="reward")
@@ -91,7 +91,7 @@ def custom_reward(
     from magicrl_verifiers.batch import verify_file
 
     limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
-    return _counted(partial(verify_file, verifier=name, **limits), input, output)
+    return counted(partial(verify_file, verifier=name, **limits), input, output)
 
 
 @app.command
@@ -155,7 +155,7 @@ def code(
         judge=JudgeOptions(reasoning=reasoning),
     )
     judge = partial(verify_code_file, options=options, workers=workers or usable_cores(), explain=explain)
-    return _counted(judge, input, output)
+    return counted(judge, input, output)
 
 
 def _judged(summary: BatchSummary) -> str:
@@ -164,25 +164,26 @@ def _judged(summary: BatchSummary) -> str:
     return f"{judged} judged, {summary.correct} correct{mean}, {summary.not_judged} not judged"
 
 
-def _counted(
+def counted(
     work: Callable[..., BatchSummary],
     input: Path,
     output: Path,
     done: str = "judged",
     counts: Callable[[BatchSummary], str] = _judged,
 ) -> int:
-    """Do ``work`` on a file, with progress as lines ``done``, and print its counts; return the exit status."""
+    """Do ``work`` on a file, with progress as lines ``done``, and print its counts; return the exit status 0.
+
+    Raises:
+        ValueError: a line could not be read, or no answer was judged.
+    """
     console = Console(emoji=False)
     summary = work(input, output, tell=ProgressLines(console).lines(done))
     console.print(f"{counts(summary)} -> {output}")
-    return all_read(summary)
-
-
-def all_read(summary: BatchSummary) -> int:
-    """Return 0 if every line could be read, else raise ValueError."""
     if summary.broken:
         count = f"{len(summary.broken)} of {summary.total} lines could not be read"
         raise ValueError(f"{count} (their verdict is broken_line; the others have theirs); {summary.broken[0]}")
+    if summary.not_judged == summary.total:
+        raise ValueError(f"none of {summary.total} answers was judged; 'reason' in {output} says why")
     return 0
 
 
@@ -206,7 +207,7 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     from magicrl_verifiers.code.sandbox import Limits
 
     work = partial(admission_file, options=CodeOptions(limits=Limits(cpu_seconds=time_limit)))
-    return _counted(work, input, output, "examined", lambda summary: f"{summary.correct} checkers admitted")
+    return counted(work, input, output, "examined", lambda summary: f"{summary.correct} checkers admitted")
 
 
 @app.command(name="disagreements")
@@ -230,7 +231,7 @@ def find_disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -
     from magicrl_verifiers.code.sandbox import Limits
 
     work = partial(disagreements_file, options=CodeOptions(limits=Limits(cpu_seconds=time_limit)))
-    return _counted(work, input, output, "examined", lambda summary: f"{summary.wrong} problems need a checker")
+    return counted(work, input, output, "examined", lambda summary: f"{summary.wrong} problems need a checker")
 
 
 def main() -> None:
