@@ -115,6 +115,15 @@ def plan(
     except DoesNotFit as error:
         words = ["magicrl", "plan", str(recipe), "--gpu", str(gpu), *(() if name is None else ("--model", name))]
         words += [word for one in overrides for word in ("--set", one if isinstance(one, str) else one.words)]
+        assumed = {
+            "--staleness": staleness or None,
+            "--mean-length": mean_length,
+            "--lengths-from": lengths_from,
+            "--prompt-tokens": prompt_tokens,
+            "--kept": kept,
+            "--other": other,
+        }
+        words += [word for flag, value in assumed.items() if value is not None for word in (flag, str(value))]
         commands = (f"{shlex.join(words)} {way}" for way in error.ways)
         raise ValueError("\n  ".join((str(error), *commands))) from None
     facts = plan_facts(main, hours, cost_per_gpu_hour)

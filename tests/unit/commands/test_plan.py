@@ -95,13 +95,15 @@ def test_memory_follows_the_precision_and_the_text_says_that_times_do_not(
 def test_what_cannot_fit_exits_2_and_says_what_would(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["magicrl", "plan", PAPER, "--gpus", "1", "--gpu", "H800-80G"])
+    words = ["--prompt-tokens", "300", "--kept", "0.5"]
+    monkeypatch.setattr("sys.argv", ["magicrl", "plan", PAPER, "--gpus", "1", "--gpu", "H800-80G", *words])
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "does not fit on 1 x H800-80G" in error
     (command,) = [line.strip() for line in error.splitlines() if line.strip().endswith("--set model.lora.rank=16")]
+    assert shlex.join(words) in command, "another prompt would be another problem"
     assert app(shlex.split(command)[1:], result_action="return_value") == 0
 
 
