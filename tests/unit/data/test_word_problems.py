@@ -19,6 +19,7 @@ from magicrl.data.word_problems import (
     load_stories,
     make_word_problems,
     people,
+    with_slip,
 )
 from magicrl.records import Problem
 
@@ -129,6 +130,14 @@ def test_a_slip_makes_the_answer_wrong_and_nothing_else_does(slips: bool) -> Non
     for problem in problems("train"):
         text = family.demonstration(problem, rng)
         assert (BOX.findall(text) == list(problem.references)) is not slips, text
+
+
+def test_a_slip_that_would_cancel_out_is_made_elsewhere() -> None:
+    steps = ["10 + 5", "30 - s0", "s0 + s1"]  # the last value is 30 whatever the first one is
+    solution = evaluate_steps(steps)
+    assert solution is not None
+    rng = np.random.default_rng(7)
+    assert all(with_slip(steps, solution, rng)[-1].value != 30 for _ in range(50))
 
 
 def test_direct_answers_have_no_working_and_partial_ones_stop_early() -> None:
