@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from pyarrow.compute import field
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import to_toml
@@ -101,9 +102,11 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
         _check_kept(f"the source {shown_place(source)}", imported, StepFolder(folder))
         parts += imported
         tables = StepFolder(folder).tables("dropped", ["reason", "detail"])
-        unreadable = [row for one in tables for row in one.to_pylist() if row["reason"] == UNREADABLE]
+        unreadable = [
+            text for one in tables for text in one.filter(field("reason") == UNREADABLE)["detail"].to_pylist()
+        ]
         if unreadable:
-            first = unreadable[0]["detail"].partition("\n")[0]
+            first = unreadable[0].partition("\n")[0]
             context.watcher.note(f"{source.label}: {len(unreadable)} unreadable records, the first: {first}")
         context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
     _check_ids(parts)
