@@ -10,10 +10,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from magicrl.algorithms.losses import LossInputs, mean_of_response, needs
+from magicrl.algorithms.losses import LossInputs, mean_of_response
 
 
-@needs("old_logprobs")  # the learner's log-probs from before the step's first update
 def of_responses(c: LossInputs) -> Tensor:
     """Return min(cap, exp(mean of log pi_old - log pi_sampler over the loss tokens of the response))."""
     gaps = c.old_logprobs - c.sampler_logprobs  # 0 at tokens without loss

@@ -35,6 +35,5 @@ ROW = LossRow(
     surrogate=surrogate,
     reducer=global_tokens,
     clip=(0.2, 0.28),
-    needs=("old_logprobs",),  # for rho; also possible: "ref_logprobs", "entropy"
     statistics=mean_and_deviation,
 )

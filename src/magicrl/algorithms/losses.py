@@ -197,7 +197,7 @@ class LossRow:
     ratio_level: Literal["token", "sequence"] = "token"
     clip: tuple[float, float] | None = None
     normalise_std: bool = True
-    needs: tuple[Need, ...] = ("old_logprobs",)
+    needs: tuple[Need, ...] = ()
     statistics: Callable[[TrainBatch], Mapping[str, Any]] | None = None
 
 
@@ -234,7 +234,7 @@ ASPO = LossRow(surrogate=partial(flipped_ratio, dual_clip=3.0), clip=(0.2, 0.2))
 DPPO = LossRow(surrogate=partial(divergence_mask, divergence=binary_tv), clip=(0.2, 0.2))
 DPPO_KL = LossRow(surrogate=partial(divergence_mask, divergence=binary_kl), clip=(0.05, 0.05))
 # SFT: the mean negative log-likelihood.
-NLL = LossRow(surrogate=log_likelihood, reducer=global_tokens, needs=())
+NLL = LossRow(surrogate=log_likelihood, reducer=global_tokens)
 
 LOSSES: Mapping[str, LossRow] = MappingProxyType(
     {name: globals()[reference.rpartition(":")[2]] for name, reference in BUILTINS["loss"].items()}

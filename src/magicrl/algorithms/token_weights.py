@@ -21,16 +21,16 @@ overflow. It applies to rho, to the weights of m2po (those of tis and mis have a
 """
 
 Need: TypeAlias = Literal["old_logprobs", "ref_logprobs", "entropy"]
-"""Inputs that cost extra compute and must be declared: the learner's log-probs from before the first update (the
-denominator of rho, free with one update per step), the reference model's log-probs, and the entropy with gradient. All
-other fields of `LossInputs` are always present."""
+"""Inputs that cost extra compute and must be declared: the reference model's log-probs, the entropy with gradient and,
+for a row's statistics, the learner's log-probs from before the first update. All other fields of `LossInputs` are
+always present."""
 NEEDS: tuple[Need, ...] = ("old_logprobs", "ref_logprobs", "entropy")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def needs(*what: Need) -> Callable[[F], F]:
-    """Declare the inputs that a correction or a row's statistics read: ``@needs("old_logprobs")``."""
+    """Declare the inputs that a row's statistics or a correction read: ``@needs("old_logprobs")``."""
 
     def declared(function: F) -> F:
         function.__dict__["needs"] = what
@@ -252,9 +252,9 @@ def second_moment_mask(log_weights: Tensor, advantages: Tensor, threshold: float
 
 
 NONE = Correction(name="none", weights=uncorrected)
-TIS = Correction(name="tis", weights=truncated_weights, needs=("old_logprobs",))
-MIS = Correction(name="mis", weights=masked_weights, needs=("old_logprobs",))
-M2PO = Correction(name="m2po", weights=whole_weights, batch_mask=second_moment_mask, needs=("old_logprobs",))
+TIS = Correction(name="tis", weights=truncated_weights)
+MIS = Correction(name="mis", weights=masked_weights)
+M2PO = Correction(name="m2po", weights=whole_weights, batch_mask=second_moment_mask)
 
 
 def correction_of(reference: str) -> Correction:

@@ -269,7 +269,7 @@ class Trainer:
             samples = [dataclasses.replace(sample, advantage=0.0) for sample in samples]
         # Old log-probs are computed once, before the first update. With a single update they would equal the loss's own
         # log-probs and rho would be exactly 1, so the forward pass is saved.
-        several = stage.num_minibatches * algorithm.reuse > 1 and "old_logprobs" in objective.needs
+        several = stage.num_minibatches * algorithm.reuse > 1
         if scores is not None:
             # Asynchronous: the learner scored the whole buffer for the entropy.
             samples = with_logprobs(samples, "old_logprobs", [scores[0][key] for key in sample_keys(kept, samples)])

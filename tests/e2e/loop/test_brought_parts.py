@@ -84,7 +84,7 @@ COPIES = {
     "correction": (
         "algorithm.correction",
         "weights",
-        "from magicrl.algorithms.losses import *\n\n@needs('old_logprobs')\ndef weights(c):\n"
+        "from magicrl.algorithms.losses import *\n\ndef weights(c):\n"
         "    return (c.old_logprobs - c.sampler_logprobs).exp().clamp(max=c.cap)\n",
     ),
     "controller": (
@@ -142,8 +142,8 @@ def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Pa
     modest = NEEDY.replace('@needs("old_logprobs")\n', "").replace("assert all", "assert not any").replace(gap, "0.0")
     mine.write_text(modest.replace("s.coefficients == {}", 'set(s.coefficients) == {"trend"}'))
     control = f"entropy.controller={EXAMPLES}/controller.py:make"
-    rows = run(toy_recipe, tmp_path / "modest", f"algorithm.loss={mine}:ROW", control, *OFF_POLICY)
-    assert not any("time/other/old_logprobs" in row for row in rows)  # four updates per step, and nothing reads a ratio
+    rows = run(toy_recipe, tmp_path / "modest", f"algorithm.loss={mine}:ROW", control)
+    assert not any("time/other/old_logprobs" in row for row in rows)  # with one update per step the ratio is 1
 
 
 def test_an_advantage_of_zero_is_nothing_to_learn_from(
