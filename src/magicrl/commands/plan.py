@@ -23,7 +23,7 @@ from magicrl.commands.options import as_command
 from magicrl.commands.tables import figures
 from magicrl.config.errors import RecipeError
 from magicrl.config.given import PathText, Recipe, Settings, given_recipe
-from magicrl.config.overrides import Override, Overrides
+from magicrl.config.overrides import Override, Overrides, override_of
 from magicrl.registry import is_builtin
 from magicrl.reporting.wording import print_prose
 from magicrl_verifiers.records import renamed_argument
@@ -165,9 +165,9 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
             "fits": placed.fits,
         },
         "stages": [_stage_facts(made, stage) for stage in made.stages],
-        "hours": round(made.hours, 3),
+        "hours": _rounded(made.hours),
         "hours_90_percent": _range(made, made.hours),
-        "gpu_hours": round(made.hours * made.options.gpus, 3),
+        "gpu_hours": _rounded(made.hours * made.options.gpus),
         "what_if": [
             {"change": change, "seconds": then and round(then, 3), "ratio": then and round(then / longest, 3)}
             for change, then in made.what_if.items()
@@ -177,7 +177,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         facts["stated"] = _stated_facts(made.stated, made.hours)
     if price is not None:
         facts["price"] = price
-        facts["cost"] = round(made.hours * made.options.gpus * price, 2)
+        facts["cost"] = _rounded(made.hours * made.options.gpus * price)
     if hours is not None:
         left, within = hours * 3600, 0
         for stage in made.stages:
@@ -204,13 +204,18 @@ def _stated_facts(stated: Stated, planned_hours: float) -> dict[str, Any]:
         }
     if stated.seconds is not None:
         hours = stated.seconds / 3600
-        facts |= {"hours": round(hours, 3), "times_the_plan": round(hours / planned_hours, 3)}
+        facts |= {"hours": _rounded(hours), "times_the_plan": round(hours / planned_hours, 3)}
     return facts
 
 
 def _range(made: Plan, value: float) -> list[float]:
     """Return the range around a planned time that contained nine of ten measured steps."""
-    return [round(value / made.calibration.factor, 3), round(value * made.calibration.factor, 3)]
+    return [_rounded(value / made.calibration.factor), _rounded(value * made.calibration.factor)]
+
+
+def _rounded(value: float) -> float:
+    """Return a value with three decimals, or below 1 with four digits, so that little is not 0."""
+    return round(value, 3) if value >= 1 else float(f"{value:.4g}")
 
 
 def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:
@@ -233,7 +238,7 @@ def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:
         "step_seconds_90_percent": _range(made, stage.seconds),
         "flops_bound_seconds": round(bound, 3),
         "hours_per_1000_steps": round(stage.seconds / 3.6, 3),
-        "hours": round(stage.hours, 3),
+        "hours": _rounded(stage.hours),
     }
 
 
@@ -303,31 +308,35 @@ def alternative(
     hours: float | None,
     price: float | None,
 ) -> dict[str, Any]:
-    """Return the plan's facts with the settings of an alternative, or ``refused`` with the reason."""
+    """Return the plan's facts with the settings of an alternative, or ``refused`` where it does not fit."""
+    from magicrl.planning.planner import DoesNotFit
+
     changed, sets, seen = options, list(overrides), set[str]()
-    for part in text.split(","):
-        key, equals, value = part.strip().partition("=")
-        if not equals or not value:
-            raise ValueError(f"--compare {text}: {part!r} is not KEY=VALUE, e.g. gpus=64")
-        if key in seen:
-            raise ValueError(f"--compare {text}: {key} is given twice; two alternatives are two --compare")
-        seen.add(key)
-        if key in ("gpus", "staleness"):
-            if not value.isdigit():
-                raise ValueError(f"--compare {text}: {key} needs a whole number, got {value!r}")
-            changed = replace(changed, **{key: int(value)})
-        elif key == "gpu":
-            gpu = value
-        elif key == "model":
-            model = value
-        else:
-            sets.append(f"{key}={value}")
     try:
+        for part in text.split(","):
+            key, equals, value = part.strip().partition("=")
+            if not equals or not value:
+                raise ValueError(f"{part!r} is not KEY=VALUE, e.g. gpus=64")
+            if key in seen:
+                raise ValueError(f"{key} is given twice; two alternatives are two --compare")
+            seen.add(key)
+            if key in ("gpus", "staleness"):
+                if not value.isdigit():
+                    raise ValueError(f"{key} needs a whole number, got {value!r}")
+                changed = replace(changed, **{key: int(value)})
+            elif key == "gpu":
+                gpu = value
+            elif key == "model":
+                model = value
+            else:
+                sets.append(override_of(f"{key}={value}")._replace(words=f"--compare {text}"))
         return plan_facts(planned(recipe, sets, model, gpu, changed)[1], hours, price)
+    except DoesNotFit as error:
+        return {"refused": str(error)}
     except RecipeError:
         raise
     except ValueError as error:
-        return {"refused": str(error)}
+        raise ValueError(f"--compare {text}: {error}") from None
 
 
 def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, page: Path | None = None) -> int:

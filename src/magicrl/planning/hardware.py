@@ -70,8 +70,15 @@ def load_hardware(name: str) -> Hardware:
     if path.suffix == ".toml":
         try:
             found = _by_name(tomllib.loads(path.read_text(encoding="utf-8")))
-        except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
+        except (OSError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{path}: not a hardware file: {error}") from None
+        except ValidationError as error:
+            mistakes = [(".".join(map(str, one["loc"])), one) for one in error.errors()]
+            told = (
+                f"{key} is missing" if one["type"] == "missing" else f"{key} = {one['input']!r}: {one['msg']}"
+                for key, one in mistakes
+            )
+            raise ValueError(f"{path}: not a hardware file: {'; '.join(told)}") from None
         if len(found) != 1:
             raise ValueError(f"{path}: must hold exactly one table, [name], but has {len(found)}")
         return found.popitem()[1]

@@ -285,6 +285,11 @@ def make_plan(
         calibration = replace(calibration, other=options.other)
     system, needed = System(shape, hardware, calibration), demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
+    if shape.context is not None and longest + (options.prompt or 1) > shape.context:
+        raise ValueError(
+            f"T = {longest} and the prompt exceed the context of {shape.name} ({shape.context} tokens); lower "
+            "stages.N.max_tokens or name another model"
+        )
     job = [
         (workload(config.in_stage(i), stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
         for i, stage in enumerate(config.stages)

@@ -39,6 +39,7 @@ class ModelShape:
     qk_norm: bool = False  # a norm over each query and key head (Qwen3)
     experts: int = 0  # experts per layer, with a router; 0: one feed-forward part
     chosen: int = 1  # experts per token
+    context: int | None = None  # most tokens of prompt and response together; None: unknown
 
     @property
     def layer_parameters(self) -> int:
@@ -131,6 +132,7 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
             qk_norm=family in ("qwen3", "qwen3_moe"),
             experts=experts,
             chosen=int(config["num_experts_per_tok"]) if experts else 1,
+            context=config.get("max_position_embeddings"),
         )
     except KeyError as error:
         raise ValueError(f"{name}: its config has no {error.args[0]!r}") from None
@@ -148,6 +150,7 @@ def shape_of_tiny(config: TinyModelConfig) -> ModelShape:
         head_dim=config.hidden_size // config.heads,
         vocabulary=TINY_VOCABULARY,
         tied=True,
+        context=config.max_context,
     )
 
 
@@ -168,6 +171,8 @@ def load_shape(name: str) -> ModelShape:
     """
     path = Path(name)
     config = path / "config.json" if path.is_dir() else path
+    if path.is_dir() and not config.is_file():
+        raise ValueError(f"{path}: this folder has no config.json; name a model's folder")
     if config.suffix == ".json" and config.is_file():
         try:
             loaded = json.loads(config.read_text(encoding="utf-8"))
@@ -175,7 +180,7 @@ def load_shape(name: str) -> ModelShape:
             raise ValueError(f"{config}: not a model's config: {error}") from None
         if not isinstance(loaded, dict):
             raise ValueError(f"{config}: not a model's config: must be a JSON object")
-        return shape_from_config(cast("dict[str, Any]", loaded), path.name if path.is_dir() else path.parent.name)
+        return shape_from_config(cast("dict[str, Any]", loaded), config.resolve().parent.name)
     short = name.rstrip("/").rsplit("/", 1)[-1]
     known = known_models()
     found = [key for key in known if short == key or short.startswith(f"{key}-")]

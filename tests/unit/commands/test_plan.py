@@ -114,7 +114,11 @@ def test_what_cannot_fit_exits_2_and_says_what_would(
         (["--gpu", "H200", "--model", "nowhere"], "no model folder and no known model 'nowhere'"),
         (["--gpu", "H200", "--compare", "gpus"], "is not KEY=VALUE"),
         (["--gpu", "H200", "--compare", "gpus=2,gpus=4"], "gpus is given twice; two alternatives are two --compare"),
-        (["--gpu", "H200", "--compare", "gpus=many"], "needs a whole number"),
+        (["--gpu", "H200", "--compare", "gpus=many"], "--compare gpus=many: gpus needs a whole number"),
+        (["--gpu", "H200", "--compare", "gpus=0"], "--compare gpus=0: --gpus must be at least 1"),
+        (["--gpu", "H200", "--compare", "gpu=H900"], "--compare gpu=H900: no hardware called 'H900'"),
+        (["--gpu", "H200", "--compare", "stages.0.max_token=1"], "--compare stages.0.max_token=1: unknown key"),
+        (["--gpu", "H200", "--model", "."], "[.]: this folder has no config.json"),
         (["--gpu", "H200", "--hours", "-1"], "--hours must be above 0"),
         (["--gpu", "H200", "--mean-length", "20000"], "does not fit T = 16384"),
     ],
@@ -122,6 +126,29 @@ def test_what_cannot_fit_exits_2_and_says_what_would(
 def test_mistakes_name_their_value(words: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         app(["plan", PAPER, "--gpus", "8", *words], result_action="return_value")
+
+
+def test_an_incomplete_hardware_file_is_told_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[mine]\nmemory_gib = 80\nbf16_tflops = "fast"\ngpus_per_node = 8\n')
+    with pytest.raises(ValueError, match=r"file: mine.bf16_tflops = 'fast': .*; mine.memory_tb_s is missing"):
+        app(["plan", PAPER, "--gpu", str(tmp_path / "mine.toml")], result_action="return_value")
+
+
+def test_a_response_longer_than_the_context_is_refused_as_in_training(tmp_path: Path) -> None:
+    words = ["plan", "quickstart", "--gpu", "cpu-2core", "--set", "stages.0.max_tokens=100000"]
+    with pytest.raises(ValueError, match="T = 100000 and the prompt exceed the context of tiny"):
+        app(words, result_action="return_value")
+    words = ["quickstart", "--gpu", "cpu-2core", "--prompt-tokens", "1000000"]
+    with pytest.raises(ValueError, match="the prompt exceed the context of tiny"):
+        app(["plan", *words], result_action="return_value")
+
+
+def test_the_time_of_a_tiny_run_is_not_rounded_to_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    one = (f"stages.{i}.{key}=1" for i in range(2) for key in ("min_steps", "max_steps"))
+    words = ["quickstart", "--gpu", "cpu-2core", "--json", *(word for setting in one for word in ("--set", setting))]
+    facts = json.loads(plan(capsys, *words, "--cost-per-gpu-hour", "0.01"))
+    assert facts["hours"] == pytest.approx(sum(s["step_seconds"] for s in facts["stages"]) / 3600, rel=0.01)
+    assert facts["cost"] == pytest.approx(facts["hours"] * 0.01, rel=1e-3)
 
 
 def test_a_reference_that_only_a_brought_loss_asks_for_is_counted(
