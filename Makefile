@@ -81,7 +81,7 @@ test-slow: setup-dev browser $(VENV)/.environments
 	$(BIN)/pytest -m slow -vv -n 3 --dist loadscope --durations=40 --durations-min=10
 
 # Today's behaviour against the records of tests/frozen/records, some minutes. A change that is meant needs a reason:
-#   make frozen-accept WHAT="help schema" REASON="why"
+#   make frozen-accept WHAT="help run" REASON="why"
 frozen: setup-dev
 	$(BIN)/python tests/frozen/frozen.py check
 

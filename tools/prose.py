@@ -28,7 +28,7 @@ SETTINGS = Path(__file__).with_suffix(".toml")
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 LIST_ITEM = re.compile(r"^[\s>]*(?:[-*]|\d+\.) ")
 SENTENCE_END = re.compile(r"(?<=[.!?])[*_)\]]*\s+(?=[A-Z*`\[(])")
-GENERATED_BY_THE_SITE = ("<!-- commands -->", "<!-- metrics -->", "```{eval-rst}")
+GENERATED_BY_THE_SITE = ("<!-- commands -->", "<!-- begin metrics -->", "```{eval-rst}")
 
 
 @dataclass

@@ -112,7 +112,7 @@ def leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield name, tree
 
 
-# --- help, recipe schema ---------------------------------------------------------------------------------------------
+# --- help ------------------------------------------------------------------------------------------------------------
 
 
 def help_rows(words: tuple[str, ...] = ()) -> Rows:
@@ -130,21 +130,6 @@ def help_rows(words: tuple[str, ...] = ()) -> Rows:
             option = re.search(r"(?<!\S)--?[a-z][\w-]*", text) if panel else None
             key = f"{name} {option[0]}" if option else key
             rows[key] = f"{rows[key]} / {text}" if key in rows else text
-    return rows
-
-
-def schema_rows() -> Rows:
-    """Return type and default of every setting of a recipe."""
-    rows: Rows = {}
-    kind = table = ""
-    for line in module("../tools/recipe_page.py").page().splitlines():
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
-        if line.startswith("## "):
-            kind = line.removeprefix("## ").split(":")[0]
-        elif line.startswith("### "):
-            table = line.removeprefix("### ").strip("`")
-        elif len(cells) == 6 and cells[1].startswith("`"):
-            rows[f"{kind} {table} {cells[1].strip('`')}"] = f"{cells[2]} = {cells[3]}"
     return rows
 
 
@@ -452,7 +437,6 @@ class Part:
 
 PARTS = {
     "help": Part(help_rows),
-    "schema": Part(schema_rows),
     "run": Part(run_rows),
     "evaluation": Part(evaluation_rows, rounded=True),
     "pipeline": Part(pipeline_rows),

@@ -24,7 +24,7 @@ def test_the_help_is_as_recorded() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("name", ["schema", "run", "evaluation", "pipeline"])
+@pytest.mark.parametrize("name", ["run", "evaluation", "pipeline"])
 def test_a_part_is_as_recorded(name: str) -> None:
     lines = frozen.check(name)
     assert lines == [], frozen.report(name, lines)
@@ -89,17 +89,17 @@ def test_rows_keep_their_order_and_new_ones_are_next_to_their_neighbours() -> No
 
 def test_nothing_is_accepted_without_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frozen, "LOG", tmp_path / "log.md")
-    for what, reason, said in (("schema", " ", "REASON"), ("schem", "better", "WHAT"), ("", "better", "WHAT")):
+    for what, reason, said in (("pipeline", " ", "REASON"), ("pipelin", "better", "WHAT"), ("", "better", "WHAT")):
         with pytest.raises(SystemExit, match=said):
             frozen.accept(what.split(), reason)
-    frozen.accept(["schema"], "better")
+    frozen.accept(["pipeline"], "better")
     assert not frozen.LOG.exists(), "nothing changed"
     monkeypatch.setattr(frozen, "RECORDS", tmp_path)
-    frozen.accept(["schema"], "better names")
-    assert "`schema`" in frozen.LOG.read_text()
+    frozen.accept(["pipeline"], "better names")
+    assert "`pipeline`" in frozen.LOG.read_text()
     assert "better names" in frozen.LOG.read_text()
-    assert frozen.check("schema") == []
-    first, *rest = frozen.read("schema").items()
-    frozen.write("schema", {**dict(rest), first[0]: "another"})
-    frozen.accept(["schema"], "the first again")
-    assert [*frozen.read("schema").items()] == [*rest, first]
+    assert frozen.check("pipeline") == []
+    first, *rest = frozen.read("pipeline").items()
+    frozen.write("pipeline", {**dict(rest), first[0]: "another"})
+    frozen.accept(["pipeline"], "the first again")
+    assert [*frozen.read("pipeline").items()] == [*rest, first]

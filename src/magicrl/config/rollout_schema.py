@@ -17,6 +17,9 @@ EngineName = Annotated[Reference, reference_to("engine")]
 class VllmConfig(Section):
     """Settings that only vLLM has. Other engines do not read them."""
 
+    # Training, the replicas of a cluster and `magicrl eval --engine-option` read a field of this class without further
+    # code, and config.toml holds it where it is set. Only `engine_options` (rollout/vllm_options.py) uses it.
+
     cache_mb: int | None = Field(default=None, ge=1)
     """Size of the KV cache in MiB. Default: ``rollout.memory_limit_mb`` on a CPU, the memory that ``gpu_share`` leaves
     on a GPU."""

@@ -45,7 +45,7 @@ class Metric(Section):
 
     key: str
     label: str = ""  # in the legend and the CSV of a figure
-    unit: Unit = "number"
+    unit: str  # "percent" is a share, 0 to 1
     title: str = ""  # title and note of a figure with only this metric
     note: str = ""
     better: Literal["higher", "lower", ""] = ""
@@ -55,7 +55,7 @@ class Metric(Section):
     look: Literal["smooth", "line", "steps", "dots"] = "line"
     error: str | None = None  # metric of the standard error, drawn as a 95 % band; clipped to [0, 1] for shares
     ends: tuple[str, str] | None = None  # metrics of the ends of a band
-    share_of: str | None = None  # metric that the values are divided by
+    share_of: str | None = None  # metric of the same unit that the values are divided by
     unlike: str | None = None  # left out where it equals this metric at every step
     silent: float | None = None  # left out where all its values (and ends) equal this number
     compared: str = ""  # key of its figure in a comparison
@@ -63,6 +63,13 @@ class Metric(Section):
     exact: bool = False  # drawn in a comparison without running mean
     y_low: Low = 0.0  # ends of the y axis in a comparison
     y_high: float | None = None
+
+    @property
+    def axis(self) -> Unit:
+        """Format of the values in a figure."""
+        if self.share_of is not None or self.unit == "percent":
+            return "percent"
+        return "seconds" if self.unit == "seconds" else "number"
 
 
 class Figure(Section):
@@ -135,7 +142,7 @@ def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart
         key=figure.key,
         title=figure.title or drawn[0].title,
         note=" ".join(filter(None, (figure.note or drawn[0].note, figure.target_note if target else ""))),
-        unit=drawn[0].unit if drawn else "number",
+        unit=drawn[0].axis if drawn else "number",
         y_low=figure.y_low,
         y_high=figure.y_high,
         stacked=figure.stacked,
@@ -183,7 +190,7 @@ def _series(run: RecordedRun, metric: Metric) -> tuple[Series, ...]:
     band: Band = ()
     if metric.error is not None:
         error = dict(run.points(metric.error))
-        low, high = (0.0, 1.0) if metric.unit == "percent" else (-math.inf, math.inf)
+        low, high = (0.0, 1.0) if metric.axis == "percent" else (-math.inf, math.inf)
         band = tuple((x, max(low, y - Z95 * error[x]), min(high, y + Z95 * error[x])) for x, y in points if x in error)
     elif metric.ends is not None:
         lows, highs = (dict(run.points(key)) for key in metric.ends)
@@ -337,7 +344,7 @@ def _compared_chart(
         key=f"{metric.compared}@{axis}",
         title=metric.title,
         note=metric.note + (f" {metric.better.capitalize()} is better." if metric.better else ""),
-        unit=metric.unit,
+        unit=metric.axis,
         y_low=metric.y_low,
         y_high=metric.y_high,
         series=(*lines, *tails),

@@ -27,18 +27,6 @@ def test_every_command_is_in_the_reference() -> None:
     assert "```console\n$ magicrl train quickstart" in page
 
 
-def test_metrics_have_units_and_words() -> None:
-    rows = [[cell.strip() for cell in row.split("|")[1:-1]] for row in generated.metrics().splitlines()[2:]]
-    assert len(rows) > 40
-    for key, unit, told in rows:
-        assert unit != "a number", key
-        assert len(told) > 3, key
-    told = {key: unit for key, unit, _ in rows}
-    assert told["`train/accuracy/mean`"] == "share, 0 to 1"
-    assert told["`time/longest_response`"] == told["`time/rollout`"] == "seconds"
-    assert told["`entropy/exact/mean`"] == "nats per token"
-
-
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs`")

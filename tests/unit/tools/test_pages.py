@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import gpu_page
+from tools import gpu_page, metrics_page
 from tools.benchmark_page import CLAIMS, PAGE, PLANNING, held_out, second_machine, value_at
 from tools.pages import MARKED, RESULTS, put_section, shown
 
@@ -27,6 +27,13 @@ def test_tables_are_those_of_the_results() -> None:
     assert "\n".join(["<!-- begin held-out -->", "", *held_out(), ""]) in PLANNING.read_text()
     cases = json.loads(gpu_page.JSON.read_text())["cases"] if gpu_page.JSON.exists() else {}
     assert "\n".join(gpu_page.section(cases)) in gpu_page.PAGE.read_text()
+
+
+def test_the_table_of_metrics_is_that_of_the_toml() -> None:
+    assert "\n".join(metrics_page.section()) in metrics_page.PAGE.read_text(), "python -m tools.metrics_page"
+    units = {key: unit for key, unit, _ in (row.split(" | ") for row in metrics_page.section()[2:])}
+    assert units["| `train/accuracy/mean`"] == "share, 0 to 1"
+    assert units["| `time/longest_response`"] == "seconds"  # as recorded; the figure divides it by another
 
 
 def test_gpu_figures_of_several_calls_come_together(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_sentences_end_at_their_mark_and_go_on_in_the_next_line() -> None:
 
 
 def test_a_page_that_the_site_generates_is_not_one_by_hand(tmp_path: Path) -> None:
-    assert measured(tmp_path, "metrics.md", "# Metrics\n\n<!-- metrics -->\n").pages == 0
+    assert measured(tmp_path, "metrics.md", "# Metrics\n\n<!-- begin metrics -->\n").pages == 0
 
 
 def test_a_figure_above_its_limit_is_named() -> None:
