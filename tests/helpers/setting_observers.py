@@ -30,7 +30,8 @@ import torch
 from json_server import Asked, Reply, json_server
 from safetensors.torch import load_file
 from scripted import said
-from setting_rows import ENVIRONMENT, FILES, LEFT_OUT, SFT, TRAIN, Row
+from setting_files import ENVIRONMENT, FILES, SFT, TRAIN
+from setting_rows import LEFT_OUT, Row
 from tomli_w import dumps
 
 from magicrl.config.model_schema import LoraConfig, ModelConfig, TinyModelConfig

@@ -21,92 +21,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
-from scipy.stats import t as students_t
+from slow_convergence import upper_bound
+from slow_policy import Policy, Weights
+from slow_updates import Sums, merged
 from torch import Tensor
 
 from magicrl.rollout.sampling import uniforms
 
-Weights = dict[str, Tensor]
 NEAR = 2e-5
 """How far a random number may lie outside its token's interval of the cumulative distribution, because of rounding."""
 
 CLIPS = {"magic": (0.2, 0.2), "ppo": (0.2, 0.2), "grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28)}
 CLIPS |= {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "scalerl": (1.0, 4.0), "pg": (math.inf, math.inf)}
-
-
-# ------------------------------------------------------------------------------------------------------ the model
-
-
-class Policy:
-    """A Llama decoder with tied embeddings, written out: one sequence, no cache, no packing."""
-
-    def __init__(self, folder: Path) -> None:
-        config = json.loads((folder / "config.json").read_text())
-        self.layers: int = config["num_hidden_layers"]
-        self.heads: int = config["num_attention_heads"]
-        self.eps: float = config["rms_norm_eps"]
-        self.theta: float = (config.get("rope_parameters") or config)["rope_theta"]
-        self.start: Weights = {name: w.double() for name, w in load_file(folder / "model.safetensors").items()}
-        self.symbols: dict[str, int] = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
-        self.words = {token: word for word, token in self.symbols.items()}
-        self.end, self.pad = self.symbols["<end>"], self.symbols["<pad>"]
-
-    def encode(self, text: str) -> list[int]:
-        return [self.symbols[word] for word in text.split()]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return " ".join(self.words[token] for token in tokens if self.words[token] not in ("<pad>", "<end>"))
-
-    def logits(self, weights: Weights, tokens: Sequence[int]) -> Tensor:
-        """Return ``[len(tokens), V]`` logits of the next token."""
-        embedding = weights["model.embed_tokens.weight"]
-        # transformers gives the pad token's input embedding no gradient, though a response may contain it
-        x = torch.nn.functional.embedding(torch.tensor(tokens), embedding, padding_idx=self.pad)
-        count, width = x.shape
-        size = width // self.heads
-        angles = torch.outer(torch.arange(count).double(), self.theta ** (-torch.arange(0, size, 2).double() / size))
-        cos, sin = torch.cat([angles, angles], 1).cos(), torch.cat([angles, angles], 1).sin()
-        future = torch.triu(torch.ones(count, count, dtype=torch.bool), 1)
-
-        def norm(values: Tensor, name: str) -> Tensor:
-            return values / (values.pow(2).mean(1, keepdim=True) + self.eps).sqrt() * weights[name]
-
-        def heads(values: Tensor) -> Tensor:
-            return values.view(count, self.heads, size).transpose(0, 1)
-
-        def turned(values: Tensor) -> Tensor:
-            return values * cos + torch.cat([-values[..., size // 2 :], values[..., : size // 2]], -1) * sin
-
-        for layer in range(self.layers):
-            part = f"model.layers.{layer}."
-            h = norm(x, part + "input_layernorm.weight")
-            q, k, v = (heads(h @ weights[f"{part}self_attn.{n}_proj.weight"].T) for n in "qkv")
-            scores = turned(q) @ turned(k).transpose(1, 2) / math.sqrt(size)
-            mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ v
-            x = x + mixed.transpose(0, 1).reshape(count, width) @ weights[part + "self_attn.o_proj.weight"].T
-            h = norm(x, part + "post_attention_layernorm.weight")
-            gate = torch.nn.functional.silu(h @ weights[part + "mlp.gate_proj.weight"].T)
-            x = x + (gate * (h @ weights[part + "mlp.up_proj.weight"].T)) @ weights[part + "mlp.down_proj.weight"].T
-        return norm(x, "model.norm.weight") @ embedding.T
-
-    def distribution(self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], tau: float) -> Tensor:
-        """Return ``[T, V]`` log-probabilities of every token at each position of the response."""
-        logits = self.logits(weights, [*prompt, *tokens[:-1]])[len(prompt) - 1 :]
-        return (logits / tau).log_softmax(-1)
-
-    def score(
-        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], tau: float
-    ) -> tuple[Tensor, Tensor]:
-        """Return ``[T]`` log-probabilities of the response's tokens, and ``[T]`` entropies."""
-        table = self.distribution(weights, prompt, tokens, tau)
-        return table[torch.arange(len(tokens)), torch.tensor(tokens)], -(table.exp() * table).sum(-1)
-
-    def greedy(self, weights: Weights, prompt: Sequence[int], limit: int) -> list[int]:
-        tokens: list[int] = []
-        while len(tokens) < limit and self.end not in tokens:
-            tokens.append(int(self.logits(weights, [*prompt, *tokens])[-1].argmax()))
-        return tokens
 
 
 # ------------------------------------------------------------------------------------------------------ records
@@ -532,14 +458,14 @@ class SlowLoop:
             for size in sizes:
                 chosen, order = order[:size], order[size:]
                 told.append(self._update([kept[i] for i in chosen], alpha, several=parts * reuse > 1))
-        return _merged(told)
+        return merged(told)
 
     def _update(self, groups: Sequence[Group], alpha: float, *, several: bool) -> dict[str, float]:
         """Make one SGD step on these groups: loss, gradient, clipping, AdamW."""
         for weight in self.weights.values():
             weight.requires_grad_(True)
         beta = self.stated("kl_coefficient", "reference", "coefficient") or 0.0
-        sums = _Sums()
+        sums = Sums()
         kept = self._second_moment(groups)
         loss, policy_loss = torch.zeros(()).double(), torch.zeros(()).double()
         for group in groups:
@@ -721,101 +647,6 @@ class SlowLoop:
             self.removed += gone
             self.events.append({"kind": "filter", "removed": len(gone), "kept": left})
         self.visits = {}
-
-
-class _Sums:
-    """Means and extremes over an update's tokens."""
-
-    def __init__(self) -> None:
-        self.parts: dict[str, list[Tensor]] = {}
-
-    def add(
-        self, rho: Tensor, clipped: Tensor, entropies: Tensor, kl: Tensor | None, gap: Tensor, correction: Tensor
-    ) -> None:
-        columns = {"rho": rho, "clipped": clipped.double(), "entropy": entropies.detach(), "gap": gap.detach()}
-        columns |= {"correction": correction.detach()} | ({} if kl is None else {"kl": kl.detach()})
-        for name, column in columns.items():
-            self.parts.setdefault(name, []).append(column)
-
-    def values(self, *, corrected: bool) -> dict[str, float]:
-        whole = {name: torch.cat(columns) for name, columns in self.parts.items()}
-        gap, weights = whole["gap"], whole["correction"]
-        changed = (weights - gap.exp()).abs() > 1e-12
-        return {
-            "tokens": float(len(gap)),
-            "entropy": float(whole["entropy"].mean()),
-            "clip_ratio": float(whole["clipped"].mean()),
-            "ratio_mean": float(whole["rho"].mean()),
-            "ratio_max": float(whole["rho"].max()),
-            "ratio_min": float(whole["rho"].min()),
-            "sampler_gap_mean": float(gap.abs().mean()),
-            "sampler_gap_max": float(gap.abs().max()),
-            "sampler_kl": float((gap.exp() - gap - 1).mean()),
-            "correction_mean": float(weights.mean()),
-            "corrected_ratio": float(changed.double().mean()) if corrected else 0.0,
-            **({"kl": float(whole["kl"].mean())} if "kl" in whole else {}),
-        }
-
-
-def _merged(told: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Merge a step's updates: means weighted by tokens, extremes of extremes, the last learning rate."""
-    merged: dict[str, Any] = {"learner/sgd_steps": len(told), "tokens/trained": int(sum(row["tokens"] for row in told))}
-    for name in told[0] if told else ():
-        column = [row[name] for row in told]
-        if name in ("ratio_max", "sampler_gap_max"):
-            merged[f"learner/{name}"] = max(column)
-        elif name == "ratio_min":
-            merged[f"learner/{name}"] = min(column)
-        elif name == "learning_rate":
-            merged[f"learner/{name}"] = column[-1]
-        elif name != "tokens":
-            total = sum(value * row["tokens"] for value, row in zip(column, told, strict=True))
-            merged[f"learner/{name}"] = total / merged["tokens/trained"]
-    return merged
-
-
-# ------------------------------------------------------------------------------------------------------ convergence
-
-
-def upper_bound(curve: Sequence[tuple[int, float, float | None]], rule: Mapping[str, Any]) -> float:
-    """Return the smallest upper bound of the gain over H more steps, over the windows that know it to within delta.
-
-    Look j shares (1 - confidence) / (j (j + 1)) over the last window, two windows, four windows, ...; noise is AR(1)
-    with a correlation estimated from the residuals, corrected by (2 + 4 rho) / n and rounded up to a grid of 0.05.
-    """
-    look = len(curve) // rule["window"]
-    lengths = [rule["window"] * 2**i for i in range(20) if rule["window"] * 2**i <= len(curve)]
-    error = (1 - rule["confidence"]) / (look * (look + 1)) / len(lengths)
-    bounds = [math.inf]
-    for length in lengths:
-        gain, deviation, degrees = _gain(curve[-length:], rule["horizon"])
-        if deviation <= rule["delta"]:
-            bounds.append(gain + float(students_t.ppf(1 - error, degrees)) * deviation)
-    return min(bounds)
-
-
-def _gain(curve: Sequence[tuple[int, float, float | None]], horizon: int) -> tuple[float, float, float]:
-    """Return gain over the horizon, its standard error and degrees of freedom."""
-    n = len(curve)
-    x = np.array([step for step, *_ in curve], dtype=float)
-    y = np.array([value for _, value, _ in curve])
-    slope, intercept = np.polyfit(x, y, 1)
-    residuals = y - slope * x - intercept
-    known = [error**2 for *_, error in curve if error is not None]
-    floor = sum(known) / len(known) if known else 0.0
-    power = float(residuals @ residuals)
-    measured = float(residuals[1:] @ residuals[:-1]) / power if power > 1e-24 else -1.0
-    rho = min(max(measured + (2 + 4 * measured) / n, 0.0), 0.95)
-    rho = math.ceil(rho / 0.05 - 1e-9) * 0.05
-    correlation = np.array([[rho ** abs(i - j) if rho else float(i == j) for j in range(n)] for i in range(n)])
-    design = np.stack([np.ones(n), x - x.mean()], 1)
-    maker = np.eye(n) - design @ np.linalg.inv(design.T @ design) @ design.T
-    spread = maker @ correlation
-    centred = x - x.mean()
-    slope_variance = float(centred @ correlation @ centred) / float(centred @ centred) ** 2
-    variance = max(power / float(np.trace(spread)), floor)
-    degrees = float(np.trace(spread)) ** 2 / float(np.trace(spread @ spread))
-    return float(slope) * horizon, math.sqrt(variance * slope_variance) * horizon, degrees
 
 
 def prompts(count: int, seed: str) -> list[str]:

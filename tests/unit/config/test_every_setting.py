@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, get_args, get_origin
 
 import pytest
+from setting_files import SFT, TRAIN
 from setting_observers import Observers
-from setting_rows import ROWS, SFT, TRAIN, Row
+from setting_rows import ROWS, Row
 
 from magicrl.config.schema import TrainConfig
 from magicrl.config.section import Section
