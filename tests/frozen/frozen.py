@@ -202,7 +202,7 @@ def keys_of(path: Path) -> list[str]:
 
 
 def run_rows() -> Rows:
-    """Return the files of a short run of the recipe ``tiny``, and each key or column of a file as a row of its own.
+    """Return the files of a short run of the recipe ``tiny``, and each key or column of a file as a separate row.
 
     The files of the model folder have only names: transformers writes them.
     """

@@ -1,4 +1,4 @@
-"""The test of convergence of the slow loop: the gain that more steps would bring, and its upper bound."""
+"""The test of convergence of the slow loop: the gain of more steps, and its upper bound."""
 
 from __future__ import annotations
 

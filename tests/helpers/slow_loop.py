@@ -370,6 +370,10 @@ class SlowLoop:
             high = min(low + 1, len(lengths) - 1)
             return lengths[low] + (place - low) * (lengths[high] - lengths[low])
 
+        def mean_length(reward: float) -> float | None:
+            found = [len(r.tokens) for r in responses if r.judged and r.reward == reward]
+            return sum(found) / len(found) if found else None
+
         return {
             "train/accuracy/mean": sum(rewards) / len(rewards),
             "train/accuracy/standard_error": spread / len(shares),
@@ -381,6 +385,8 @@ class SlowLoop:
             "length/min": lengths[0],
             "length/max": lengths[-1],
             **{f"length/q{round(100 * q)}": quantile(q) for q in (0.5, 0.9, 0.99)},
+            "length/right/mean": mean_length(1.0),
+            "length/wrong/mean": mean_length(0.0),
             "groups/sampled": len(groups),
             "train/not_judged/ratio": sum(not r.judged for r in responses) / len(responses),
             "tokens/sampled": sum(lengths),

@@ -96,7 +96,9 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     rewards = np.concatenate([g.rewards[g.counted] for g in groups])
     correct = np.concatenate([g.correct[g.counted] for g in groups]).astype(np.float32)
     truncated = np.concatenate([g.truncated[g.counted] for g in groups])
-    lengths = np.array([c.num_sampled for g in groups for c in g.group.completions])
+    of_groups = [np.array([c.num_sampled for c in g.group.completions]) for g in groups]
+    lengths = np.concatenate(of_groups)
+    judged_lengths = np.concatenate([own[g.counted] for own, g in zip(of_groups, groups, strict=True)])
     # A group without any verdict has no mean.
     judged = [g for g in groups if g.counted.any()]
     finished = correct[~truncated]
@@ -118,6 +120,8 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "length/q50": float(np.quantile(lengths, 0.5)),
         "length/q90": float(np.quantile(lengths, 0.9)),
         "length/q99": float(np.quantile(lengths, 0.99)),
+        "length/right/mean": _mean(judged_lengths[correct == 1]),
+        "length/wrong/mean": _mean(judged_lengths[correct == 0]),
         "groups/sampled": len(groups),
         "tokens/sampled": int(lengths.sum()),
         "verify/seconds": float(np.sum(verified)),

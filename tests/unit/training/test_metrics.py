@@ -32,3 +32,11 @@ def test_a_truncated_response_and_one_without_an_answer_are_not_answered() -> No
     values = rollout_metrics([group, scored_group(make_verdict("no_code"))])
     assert values["train/answered/ratio"] == 2 / 5
     assert values["train/accuracy/mean"] == pytest.approx(1 / 5)
+
+
+def test_lengths_of_right_and_wrong_responses_leave_out_those_without_a_verdict() -> None:
+    right, wrong, failed = make_verdict("matched"), make_verdict("mismatch"), make_verdict("worker_lost")
+    values = rollout_metrics([scored_group(right, wrong, right, failed, lengths=(1, 2, 4, 8)), scored_group(failed)])
+    assert values["length/right/mean"] == 2.5
+    assert values["length/wrong/mean"] == 2.0
+    assert rollout_metrics([scored_group(wrong)])["length/right/mean"] is None
