@@ -179,7 +179,20 @@ def test_a_reward_of_ones_own_judges_as_in_training(
     assert "KeyError" in failed["reason"]
     assert first["metrics"].get("prompt", 2) == 2
     assert first["metrics"].get("pid") != os.getpid()
-    assert "2 judged, 1 correct, mean reward 0.625, 1 not judged" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "2 judged, 1 correct, mean reward 0.625, 1 not judged" in printed
+    assert "all rewards are equal" not in printed
+
+
+@pytest.mark.parametrize("value", ["0.5", "False"])
+def test_a_reward_that_is_the_same_for_all_is_told_so(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("constant.py").write_text(f"def score(problem, response):\n    return {value}\n")
+    write_lines(Path("in.jsonl"), [{"response": "x"}, {"response": "y"}])
+    custom_reward("constant.py:score", input=Path("in.jsonl"), output=Path("out.jsonl"), workers=1)
+    assert "all rewards are equal, so nothing can be learned" in " ".join(capsys.readouterr().out.split())
 
 
 def test_answers_of_which_none_was_judged_are_a_failure_with_reasons(tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ class BatchSummary:
         lost twice.
         score: mean of the graded rewards; None without any.
         broken: what is wrong with the lines that cannot be read, each with its file, line and field.
+        alike: whether two or more answers were judged, and all have the same reward.
     """
 
     total: int
@@ -63,6 +64,7 @@ class BatchSummary:
     not_judged: int
     score: float | None
     broken: tuple[str, ...]
+    alike: bool = False
 
 
 Tell = Callable[[int, int], None]
@@ -95,6 +97,7 @@ def judge_file(
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
     scores: list[float] = []
+    rewards: list[float] = []
     part = _part(output)
     lines = count_lines(input)
     waiting: deque[tuple[Any, Ticket | ValueError]] = deque()
@@ -113,6 +116,7 @@ def judge_file(
         file.flush()
         outcomes[verdict.outcome] += 1
         scores.extend([] if verdict.score is None else [verdict.score])
+        rewards.extend([] if correct is None else [float(correct) if verdict.score is None else verdict.score])
         tell(outcomes.total(), lines)
 
     with part.open("w", encoding="utf-8") as file:
@@ -132,6 +136,7 @@ def judge_file(
         not_judged=outcomes[Outcome.NOT_JUDGED],
         score=sum(scores) / len(scores) if scores else None,
         broken=tuple(broken),
+        alike=len(rewards) > 1 and len(set(rewards)) == 1,
     )
 
 

@@ -91,7 +91,7 @@ def custom_reward(
     from magicrl_verifiers.batch import verify_file
 
     limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
-    return counted(partial(verify_file, verifier=name, **limits), input, output)
+    return counted(partial(verify_file, verifier=name, **limits), input, output, counts=_rewarded)
 
 
 @app.command
@@ -162,6 +162,11 @@ def _judged(summary: BatchSummary) -> str:
     mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
     judged = summary.correct + summary.wrong
     return f"{judged} judged, {summary.correct} correct{mean}, {summary.not_judged} not judged"
+
+
+def _rewarded(summary: BatchSummary) -> str:
+    same = "all rewards are equal, so nothing can be learned from these responses: " if summary.alike else ""
+    return same + _judged(summary)
 
 
 def counted(
