@@ -12,7 +12,7 @@ import pytest
 
 from magicrl import registry
 from magicrl.registry import BUILTINS, check, names, resolve
-from magicrl_verifiers.references import file_fingerprint
+from magicrl_verifiers.references import did_you_mean, file_fingerprint
 
 
 def test_every_built_in_is_where_the_table_says() -> None:
@@ -101,6 +101,21 @@ def test_an_entry_point_of_an_installed_package_is_a_name(tmp_path: Path, monkey
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     assert "ceiling" in names("loss")
     assert resolve("loss", "ceiling")(1.5) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SMOLLM", "SmolLM2-135M"),  # the beginning of a name, in another case
+        ("a100", "A100-80G"),
+        ("row", "rows"),  # in the same case before ROW
+        ("H1O0-80G", "H100-80G"),
+        ("llama", None),
+    ],
+)
+def test_a_name_that_was_meant_is_proposed(name: str, meant: str | None) -> None:
+    known = ("Qwen2.5-7B", "SmolLM2-135M", "H100-80G", "A100-80G", "ROW", "rows")
+    assert did_you_mean(name, known) == (f"; did you mean {meant!r}?" if meant else ".")
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ class Surrogate(NamedTuple):
     """Objective per token (to be maximised), and the tokens where the clip acted, ``[tokens]`` each.
 
     The clip acts on a token whose ratio is outside its bounds on the side where the row limits it. Some rows then
-    remove the token's gradient, others bound its weight (``cispo``, ``ce_gppo``).
+    remove the token's gradient, others bound its weight.
     """
 
     values: Tensor

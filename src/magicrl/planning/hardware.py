@@ -84,11 +84,8 @@ def load_hardware(name: str) -> Hardware:
         return found.popitem()[1]
     known = known_hardware()
     if name not in known:
-        holding = [key for key in known if name and name.lower() in key.lower()]
-        hint = f"; did you mean {holding[0]!r}?" if holding else did_you_mean(name, known)
-        raise ValueError(
-            f"no hardware called {name!r}{hint} Known: {', '.join(known)}; or name a .toml file of one table"
-        )
+        hint = f"{did_you_mean(name, known)} Known: {', '.join(known)}"
+        raise ValueError(f"no hardware called {name!r}{hint}; or name a .toml file of one table")
     return known[name]
 
 

@@ -17,6 +17,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+REDUCERS = {
+    **dict.fromkeys(("magic", "dapo", "cispo", "nll", "ce_gppo", "aspo", "dppo", "dppo_kl"), "all tokens"),
+    **dict.fromkeys(("grpo", "gspo", "sapo"), "response mean"),
+    **dict.fromkeys(("pg", "ppo"), "response sum"),
+    "scalerl": "group mean",
+    "dr_grpo": "constant",
+}
+"""Reducer of each loss."""
 NOT_DIVIDED = frozenset({"dr_grpo"})
 """Losses whose advantages are not divided by the group's standard deviation."""
 WHOLE_RATIO = frozenset({"gspo"})
@@ -132,18 +140,14 @@ def reference_loss(
             alpha=alpha, beta=beta,
         ):  # fmt: skip
             inner = inner + objective
-        if name in ("magic", "dapo", "cispo", "nll", "ce_gppo", "aspo", "dppo", "dppo_kl"):
-            total = total + inner / all_tokens
-        elif name == "scalerl":
-            total = total + inner / sum(int(r.mask.sum()) for r in members) / groups
-        elif name in ("grpo", "gspo", "sapo"):
-            total = total + inner / length / len(members) / groups
-        elif name in ("pg", "ppo"):
-            total = total + inner / len(members) / groups
-        elif name == "dr_grpo":
-            total = total + inner / max_tokens / len(members) / groups
-        else:
-            raise ValueError(f"the reference does not know {name!r}")
+        denominators = {
+            "all tokens": all_tokens,
+            "response mean": length * len(members) * groups,
+            "response sum": len(members) * groups,
+            "group mean": sum(int(r.mask.sum()) for r in members) * groups,
+            "constant": max_tokens * len(members) * groups,
+        }
+        total = total + inner / denominators[REDUCERS[name]]
     return -total
 
 
@@ -201,6 +205,7 @@ def _token_objectives(
             beyond = (a > 0 and pi > mu and distance > clip_high) or (a < 0 and pi < mu and distance > clip_low)
             policy = logprobs[t] * 0.0 if beyond else ratio * a
         else:
+            assert name in ("magic", "dapo", "grpo", "dr_grpo", "gspo", "ppo"), name
             bounded_ratio = torch.clip(ratio, 1 - clip_low, 1 + clip_high)
             unclipped_is_less = float((ratio * a).detach()) <= float((bounded_ratio * a).detach())
             policy = ratio * a if unclipped_is_less else bounded_ratio * a

@@ -233,8 +233,11 @@ def _split(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return the end of an error about a wrong name: ``; did you mean 'exact'?``, or a full stop if none is near."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-    return f"; did you mean {near[0]!r}?" if near else "."
+    folded, word = {one.casefold(): one for one in known}, name.casefold()
+    holding = [one for one in folded if len(word) > 2 and word in one]
+    holding.sort(key=lambda one: (name not in folded[one], len(one)))  # in the same case first
+    near = holding or difflib.get_close_matches(word, folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[near[0]]!r}?" if near else "."
 
 
 def _is_there(module: str) -> bool:
