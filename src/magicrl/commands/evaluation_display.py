@@ -133,6 +133,9 @@ def show_results(path: Path, console: Console) -> None:
             )
         if result["not_judged"]:
             notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
+        if early := result["scaling"].get("truncated_early"):
+            cause = "--max-turns" if "environments" in result["settings"] else "the engine"
+            notes.append(f"{name}: {cause} truncated {early} responses before --max-tokens; they count as wrong")
         if name in TABLE13_SETS and result["table13"]["differs"]:
             notes.append(f"{name}: not comparable with Table 13: {'; '.join(result['table13']['differs'])}")
     for name, mean in document["means"].items():

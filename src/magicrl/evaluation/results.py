@@ -255,7 +255,9 @@ def result_of(folder: EvaluationFolder, options: EvaluationOptions, samples: int
         "environment": recorded["environment"],
         "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
         "table13": {"differs": differs},
-        "scaling": scaling(problems, limit, clusters, knows_limit=knows, vote=vote, fresh=fresh),
+        "scaling": scaling(
+            problems, limit, clusters, knows_limit=knows, vote=vote, turns="environments" in decides, fresh=fresh
+        ),
         "usage": total_cost(rows, accounts, options.price),  # including fresh samples, scored or not
         "per_problem": [_problem(*one) for one in zip(ids, problems, score.clusters, strict=True)],
     }

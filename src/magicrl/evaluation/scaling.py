@@ -2,7 +2,8 @@
 
 At a limit L a response of more than L tokens counts as truncated, that is, as wrong. One set of long samples therefore
 gives the whole curve without further sampling. The curve is exact if the sampler does not know the limit and no answer
-is forced at it. Fresh samples at each limit (``fresh_point``) show whether this holds.
+is forced at it. Fresh samples at each limit (``fresh_point``) show whether this holds. A response that was truncated
+before the limit, by the turns of an environment or by a server's own limit, is wrong at every limit, as in avg@k.
 """
 
 from __future__ import annotations
@@ -103,19 +104,13 @@ def limit_curve(problems: Problems, limits: Sequence[int], clusters: Clusters = 
         problems: rows of each problem, sampled at a limit not below any of ``limits``.
         limits: limits in tokens, including the end token.
         clusters: clusters of the problems.
-
-    Raises:
-        ValueError: a response was truncated before one of the limits, so that its continuation is unknown.
     """
     judged, clusters = _judged(problems, clusters)
-    cut = min((row.tokens for rows in judged for row in rows if row.truncated), default=None)
-    if cut is not None and cut < max(limits):
-        raise ValueError(f"a response was cut at {cut} tokens: no limit beyond that can be computed, got {max(limits)}")
     points: list[dict[str, Any]] = []
     for limit in limits:
         right = [_right_within(rows, limit) for rows in judged]
         over = [float(np.mean([row.tokens > limit or row.truncated for row in rows])) for rows in judged]
-        # a truncated response costs the limit
+        # a response that is longer than the limit costs the limit
         spent = [float(np.mean([min(row.tokens, limit) for row in rows])) for rows in judged]
         points.append(
             {
@@ -233,15 +228,23 @@ def scaling(
     *,
     knows_limit: bool,
     vote: bool = True,
+    turns: bool = False,
     fresh: Mapping[int, Sequence[Sequence[SampleRow]]] | None = None,
 ) -> dict[str, Any]:
-    """Return all curves of one set of samples, and whether the curve over limits is exact."""
+    """Return all curves of one set of samples, and whether the curve over limits is exact.
+
+    ``turns``: an environment's limit of turns truncates responses, too. It does so at every response limit.
+    """
+    early = sum(row.counted and row.truncated and row.tokens < max_tokens for rows in problems for row in rows)
     most = max(sum(row.counted for row in rows) for rows in problems)
     return {
         "over_limits": limit_curve(problems, limits_up_to(max_tokens), clusters),
-        "exact": not knows_limit,
-        "assumption": "a response longer than a limit counts as wrong there; exact while the sampler does not know the "
-        "limit and no answer is forced at it",
+        # how a response would have continued that a server truncated earlier is unknown
+        "exact": not knows_limit and (turns or not early),
+        "truncated_early": early,
+        "assumption": "a response longer than a limit counts as wrong there, and one that the engine truncated earlier "
+        "everywhere; exact while the sampler does not know the limit, no answer is forced at it, and the engine has no "
+        "shorter limit",
         "fresh": [
             fresh_point(limit, rows, problems, max_tokens, clusters) for limit, rows in sorted((fresh or {}).items())
         ],

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 from builders import write_lines
+from rich.console import Console
 
+from magicrl.commands.evaluation_display import show_results
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.comparison import compare_all, compare_pair
 from magicrl.evaluation.engines import model_checksums, open_engine
@@ -349,6 +351,26 @@ def test_a_problem_that_cannot_be_judged_takes_no_measure_away(
     assert document["not_judged"] > 0
     assert list(document["pass_at"]) == ["2", "4"]
     assert list(document["majority_at"]) == ["4"]
+
+
+def test_episodes_that_run_out_of_turns_are_scored(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    game = tmp_path / "game.py"
+    game.write_text(
+        "from magicrl.environments.base import Step\n\n\nclass Game:\n    def reset(self, problem): ...\n\n"
+        "    def step(self, text):\n"
+        "        return Step(done=True, reward=1.0) if '1' in text else Step(observation='what')\n"
+    )
+    played = replace(SETTINGS, samples=2, max_tokens=24, environment=f"{game}:Game", max_turns=1, fresh_limits=(20,))
+    path = run(tiny_models[0], sums, tmp_path / "out", played)
+    found = results(path)
+    assert 0 < found["truncation"]["mean"] < 1
+    assert found["scaling"]["over_limits"][-1]["accuracy"] == found["accuracy"]
+    assert found["scaling"]["exact"]
+    assert found["scaling"]["truncated_early"] > 0
+    assert path is not None
+    console = Console(record=True, width=200)
+    show_results(path, console)
+    assert "--max-turns truncated" in console.export_text()
 
 
 def test_the_likeliest_token_alone_is_greedy_decoding(

@@ -43,8 +43,6 @@ def test_accuracy_against_the_limit_by_hand() -> None:
     assert [point["accuracy"]["mean"] for point in curve] == [0.25, 0.5, 0.75]
     assert [point["truncation"]["mean"] for point in curve] == [0.75, 0.5, 0.25]
     assert [point["mean_tokens"]["mean"] for point in curve] == [10.0, (20 + 25) / 2, (25 + 60) / 2]
-    with pytest.raises(ValueError, match="cut at 100 tokens"):
-        limit_curve(PROBLEMS, [10, 200])
 
 
 def test_efficiency_is_the_accuracy_at_the_limit_that_costs_so_many_tokens() -> None:
@@ -85,6 +83,15 @@ def test_scaling_says_what_it_takes_for_granted() -> None:
     assert not known["exact"]
     assert [point["limit"] for point in known["over_limits"]] == [25, 50, 100]
     assert [point["k"] for point in known["over_samples"]] == [1, 2]
+
+
+@pytest.mark.parametrize("turns", [True, False])
+def test_a_response_truncated_before_the_limit_is_wrong_at_every_limit(turns: bool) -> None:
+    """The turns of an environment end it at every limit; how it continues that a server truncated nobody knows."""
+    found = scaling(PROBLEMS, 200, knows_limit=False, turns=turns)
+    assert [point["accuracy"]["mean"] for point in found["over_limits"]] == [0.5, 0.75, 0.75, 0.75]
+    assert [point["truncation"]["mean"] for point in found["over_limits"]] == [0.5, 0.25, 0.25, 0.25]
+    assert (found["exact"], found["truncated_early"]) == (turns, 1)
 
 
 def test_fresh_samples_stand_beside_the_cut_ones() -> None:
