@@ -440,10 +440,10 @@ def conclude(facts: LearningFacts) -> Conclusion:
     more = "Use more test problems or samples (evaluation.samples) for a narrower interval, or train longer."
     if change.high >= NOTEWORTHY * facts.rise.span:
         return verdict("undecided", f"{tested}: the interval is too wide to decide", *advice, more)
-    # A bootstrap over a few problems that hardly differ is too narrow to exclude a rise.
+    # An interval over a few problems that hardly differ is too narrow to exclude a rise.
     same = [0.0] * (change.clusters or change.problems)
     if paired_difference(same, same, span=facts.rise.span).high >= NOTEWORTHY * facts.rise.span:
-        return verdict("undecided", f"{tested}: too few test problems to exclude a rise", *advice, more)
+        return verdict("undecided", f"{tested}: too few test problems to decide", *advice, more)
     return verdict("no_rise", tested, *advice, "Train longer, or with a larger optimizer.learning_rate.")
 
 

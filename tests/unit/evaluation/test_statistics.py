@@ -102,6 +102,33 @@ def test_templates_of_equal_means_are_no_certainty() -> None:
     assert found.high > 0.3
 
 
+@pytest.mark.parametrize(
+    ("delta", "low", "high"),
+    [
+        ([1.0] * 4 + [0.0] * 96, 0, 1),  # p = 0.125
+        ([-1.0] * 4 + [0.0] * 96, -1, 0),
+        ([1.0] * 6 + [0.0] * 94, 1, 1),  # p = 0.031
+        ([0.25, 0.25, 0.5], 0, 1),
+        ([1.0] * 5, 0, 1),
+        ([0.5, 0.25, 0.25, 0.25, 0.0, -0.25] * 4, 1, 1),  # two dozen problems with 4 samples
+    ],
+)
+def test_an_interval_excludes_zero_only_where_the_permutation_test_does(
+    delta: list[float], low: int, high: int
+) -> None:
+    found = paired_difference(delta, [0.0] * len(delta))
+    assert (np.sign(found.low), np.sign(found.high)) == (low, high)
+    assert (permutation_test(delta) <= 0.05) == (low == high)
+    doubled = paired_difference(np.tile(delta, 2), np.zeros(2 * len(delta)), [*range(len(delta))] * 2)
+    assert len(delta) <= 6 or np.sign(doubled.low) == low, "the same with two problems per cluster"
+
+
+def test_a_few_templates_show_a_rise_although_one_falls() -> None:
+    """The permutation test of 6 templates has p = 0.0625 at best then, whatever the others gain."""
+    gains = np.repeat([0.5, 0.6, 0.4, 0.5, 0.45, -0.02], 20)
+    assert paired_difference(gains, np.zeros(120), np.repeat(np.arange(6), 20).tolist()).low > 0.1
+
+
 def test_nothing_judged_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing to average"):
         share([])

@@ -44,7 +44,8 @@ def test_the_rise_is_paired_by_problem_where_the_shares_are_told() -> None:
     before, after = score((0.0, 0.4, 0.8, None)), score((0.1, 0.6, 1.0, 0.1))
     paired = rise(before, after)
     assert paired is not None
-    assert (paired.mean, paired.low, paired.high) == pytest.approx((0.5 / 3, 0.1, 0.2))
+    # the bootstrap has 0.1 to 0.2; three problems that rise have p = 0.25
+    assert (paired.mean, paired.low, paired.high) == pytest.approx((0.5 / 3, 0.0, 0.2))
     assert rise(before, score((0.2, 0.6, 1.0))) is None, "other problems"
     moved = score((0.3, 0.5, 0.9, 0.1))
     wide = rise(before, moved.model_copy(update={"clusters": (0, 1, 1, 1)}))

@@ -234,7 +234,7 @@ def facts(
         (facts(measured=rise(0.02, 0.1, clusters=7)), "learned", "100 problems of 7 prompts or templates)"),
         (facts(measured=rise(-0.1, -0.02)), "worse", "(95 %: −10.0 to −2.0, 100 problems)"),
         (facts(measured=rise(-0.03, 0.02)), "no_rise", "(95 %: −3.0 to +2.0, 100 problems)"),
-        (facts(measured=rise(-0.03, 0.02, clusters=53)), "undecided", "too few test problems to exclude a rise"),
+        (facts(measured=rise(-0.03, 0.02, clusters=53)), "undecided", "too few test problems to decide"),
         (facts(measured=rise(-0.03, 0.02, clusters=54)), "no_rise", "54 prompts"),
         (facts(measured=rise(-0.03, 0.2)), "undecided", "too wide to decide"),
         (facts(), "undecided", "no test set"),
