@@ -140,7 +140,8 @@ def show_results(path: Path, console: Console) -> None:
             notes.append(f"{name}: not comparable with Table 13: {'; '.join(result['table13']['differs'])}")
     for name, mean in document["means"].items():
         spread = f"standard error {percent(mean['standard_error'])}"
-        notes.append(f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})")
+        differ = f"; they differ in {', '.join(mean['settings_differ'])}" if mean.get("settings_differ") else ""
+        notes.append(f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread}){differ}")
     console.print(table)
     for note in notes:
         say(console, note)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import shlex
 import tomllib
 from collections import Counter
@@ -36,7 +38,12 @@ COUNT = 100
 
 
 class Benchmark(Section):
-    """One row of ``benchmarks.toml``; ``problems`` is the size of the whole set, if known."""
+    """One row of ``benchmarks.toml``.
+
+    Attributes:
+        problems: size of the whole set, if known.
+        answers_sha256: checksum of its sorted whole numbers (`_is_known_set`), if known.
+    """
 
     title: str
     hub: str
@@ -45,6 +52,7 @@ class Benchmark(Section):
     revision: str | None = None
     files: tuple[str, ...] = ()
     problems: int | None = None
+    answers_sha256: str | None = None
     licence: str
     verifier: Literal["maths", "exact", "code"] = "maths"
     window: tuple[date, date] | None = None
@@ -182,6 +190,7 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
     narrowed = known is not None and options.days not in (None, known.window)
     size = known.problems if known is not None and known.problems is not None else len(problems)
     from_hub = known if asked.place is None else None
+    whole = known is not None and len(problems) == size and not (aside or left_out or narrowed)
     return LoadedBenchmark(
         name=asked.name,
         problems=problems,
@@ -196,8 +205,20 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
             "template_given": options.template is not None,
             "template": options.template or sorted({read.template for read in found}),
         },
-        whole=known is not None and len(problems) == size and not (aside or left_out or narrowed),
+        whole=whole and (from_hub is not None or _is_known_set(known, problems)),
     )
+
+
+def _is_known_set(known: Benchmark | None, problems: Sequence[Problem]) -> bool:
+    """Return whether a user's file has the problems of a known set, by its answers or else by its number of problems.
+
+    Files of one set differ in their texts, so that the answers are compared: ``025`` and ``25^\\circ`` are 25.
+    """
+    if known is None or known.answers_sha256 is None:
+        return known is not None and known.problems is not None
+    digits = (re.sub(r"\D", "", "".join(problem.references[:1])) for problem in problems)
+    answers = ",".join(map(str, sorted(int(text or -1) for text in digits)))
+    return hashlib.sha256(answers.encode()).hexdigest() == known.answers_sha256
 
 
 def _generated(asked: BenchmarkSource, task: str, options: EvaluationOptions) -> list[Read]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from magicrl.config.loader import shipped_table
 from magicrl.config.section import Section
+from magicrl.records import TOKEN_FILTERS
 from magicrl_verifiers.records import Extract
 
 TABLE13_SETS = ("aime24", "aime25", "livecodebench")
@@ -69,23 +70,34 @@ def average(row: Mapping[str, Any]) -> float | None:
     return None if None in figures else sum(cast("list[float]", figures)) / len(figures)
 
 
-def against_table13(benchmark: str, settings: Mapping[str, Any], *, samples: int, whole: bool) -> list[str]:
-    """Return the reasons why a result is not comparable with Table 13's column of this benchmark.
+def differing(
+    preset: Preset, settings: Mapping[str, Any], source: Mapping[str, Any], *, samples: int, verifiers: Iterable[str]
+) -> list[str]:
+    """Return how a benchmark's evaluation differs from a preset, on the whole set and with the set's own verifier.
 
     Args:
-        benchmark: name of the set.
-        settings: temperature, top_p and max_tokens.
+        preset: settings to compare with.
+        settings: ``decides`` of the job.
+        source: facts about its problems.
         samples: number per problem.
-        whole: whether all problems of the set were used.
+        verifiers: verifiers of its problems.
     """
-    if benchmark not in TABLE13_SETS:
-        return ["Table 13 has no such set"]
-    report = PRESETS["report"]
-    wanted = {name: getattr(report, name) for name in ("temperature", "top_p", "max_tokens")}
-    reasons = [f"{k} {settings.get(k)} instead of {v}" for k, v in wanted.items() if settings.get(k) != v]
-    if samples != report.samples[benchmark]:
-        reasons.append(f"{samples} samples a problem instead of {report.samples[benchmark]}")
-    return reasons if whole else [*reasons, "not the whole set as it was loaded by the report"]
+    benchmark, sampling, judging = settings["benchmark"], settings["sampling"], settings["judging"]
+    wanted = {**TOKEN_FILTERS, **{name: getattr(preset, name) for name in ("temperature", "top_p", "max_tokens")}}
+    # earlier evaluations have no entry of filters that were off
+    pairs = [(name, sampling.get(name, TOKEN_FILTERS.get(name)), value) for name, value in wanted.items()]
+    pairs.append(("extract", judging["extract"], preset.extract))
+    pairs.append(("verifier", ", ".join(sorted({*verifiers})), "code" if benchmark == "livecodebench" else "maths"))
+    pairs.append(("samples per problem", samples, preset.samples_for(benchmark)))
+    facts = {
+        "reasoning none": judging["reasoning"] == "none",
+        "an environment": "environments" in settings,
+        "another text around the prompts": source.get("template_given"),
+        "not known to be the whole set": not source["whole"],
+    }
+    return [f"{k} {now} instead of {v}" for k, now, v in pairs if now != v] + [
+        fact for fact, is_so in facts.items() if is_so
+    ]
 
 
 def rows_with(results: Mapping[str, float]) -> list[dict[str, Any]]:

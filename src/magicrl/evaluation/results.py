@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from magicrl.config.loader import leaves
 from magicrl.evaluation.options import EvaluationOptions, Price
-from magicrl.evaluation.presets import PRESETS, against_table13, rows_with, table13
+from magicrl.evaluation.presets import PRESETS, TABLE13_SETS, differing, rows_with, table13
 from magicrl.evaluation.provenance import now
 from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow, by_problem
 from magicrl.evaluation.scaling import mark, scaling
@@ -184,17 +185,19 @@ def write_results(options: EvaluationOptions, names: Sequence[str], samples: Map
     # other complete benchmarks of earlier calls with the same model have other samples and other k
     others = replace(options, pass_at=None, majority_at=None, fresh_limits=None)
     engines = [result["settings"]["engine"] for result in results.values()]
+    if any(engine != engines[0] for engine in engines):
+        models = ", ".join(f"{name} ({result['model']['model']})" for name, result in results.items())
+        raise ValueError(f"{output} has benchmarks of different models or engines: {models}; name those of one model")
     for folder in (EvaluationFolder(path.parent) for path in sorted(output.glob("*/job.json"))):
         if folder.path.name not in names and folder.job()["decides"]["engine"] in engines:
             # a benchmark of an earlier call that was stopped is left out
             with contextlib.suppress(Incomplete):
                 results[folder.path.name] = result_of(folder, others)
-    accuracy = {name: result["accuracy"] for name, result in results.items()}
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
         "written": now(),
         "benchmarks": results,
-        "means": means(accuracy, [(result["preset"] or {}).get("name") for result in results.values()]),
+        "means": means(results),
         "usage": total_usage([result["usage"] for result in results.values()], options.price),
     }
     # only results that were sampled like Table 13 are compared with it
@@ -230,9 +233,8 @@ def result_of(folder: EvaluationFolder, options: EvaluationOptions, samples: int
     rows = [row for each in every for row in each.rows()]
     accounts = [account for each in every for account in read_accounts(each.usage)]
     source: Mapping[str, Any] = recorded["benchmark"]
-    differs = against_table13(
-        decides["benchmark"], decides["sampling"], samples=wanted, whole=bool(source["whole"])
-    ) or (["another text around the prompts"] if source.get("template_given") else [])
+    verifiers = {problem.verifier for problem in asked}
+    differs = {n: differing(p, decides, source, samples=wanted, verifiers=verifiers) for n, p in PRESETS.items()}
     return {
         "title": source["title"],
         "problems": len(ids),
@@ -250,11 +252,14 @@ def result_of(folder: EvaluationFolder, options: EvaluationOptions, samples: int
         "whole_set": source["whole"],
         "set_aside": source["set_aside"],
         "preset": recorded.get("preset"),
+        "settings_of": [name for name, reasons in differs.items() if not reasons],
         "settings": decides,
         "model": recorded["engine"],
         "environment": recorded["environment"],
         "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
-        "table13": {"differs": differs},
+        "table13": {
+            "differs": differs["report"] if decides["benchmark"] in TABLE13_SETS else ["Table 13 has no such set"]
+        },
         "scaling": scaling(
             problems, limit, clusters, knows_limit=knows, vote=vote, turns="environments" in decides, fresh=fresh
         ),
@@ -302,24 +307,37 @@ def scored_checksum(rows: Iterable[SampleRow]) -> str:
     return digest.hexdigest()
 
 
-def means(accuracy: Mapping[str, Mapping[str, float]], presets: Sequence[str | None]) -> dict[str, Any]:
-    """Return means over benchmarks: over all, and over a preset's sets if all of them are there.
+def means(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return means over benchmarks: over all, and over a preset's sets if all of them were evaluated at its settings.
 
-    Sets are independent, so the standard error is the root of the summed squares over their number.
+    Sets are independent, so the standard error is the root of the summed squares over their number. Of "all",
+    ``settings_differ`` names the settings that are not the same for every benchmark.
     """
-    wanted = {"all": tuple(accuracy)} if len(accuracy) > 1 else {}
-    for name in {name for name in presets if name is not None}:
-        sets = PRESETS[name].mean_of
-        if sets and all(s in accuracy for s in sets):
+    wanted = {"all": tuple(results)} if len(results) > 1 else {}
+    for name, preset in PRESETS.items():
+        sets = preset.mean_of
+        if sets and all(s in results and name in results[s]["settings_of"] for s in sets):
             wanted[name] = sets
-    return {
-        name: {
+    found: dict[str, Any] = {}
+    for name, sets in wanted.items():
+        accuracy = [results[s]["accuracy"] for s in sets]
+        found[name] = {
             "sets": list(sets),
-            "mean": sum(accuracy[s]["mean"] for s in sets) / len(sets),
-            "standard_error": math.sqrt(sum(accuracy[s]["standard_error"] ** 2 for s in sets)) / len(sets),
+            "mean": sum(one["mean"] for one in accuracy) / len(sets),
+            "standard_error": math.sqrt(sum(one["standard_error"] ** 2 for one in accuracy)) / len(sets),
         }
-        for name, sets in wanted.items()
-    }
+    if "all" in found:
+        tables = [_settings(result) for result in results.values()]
+        keys = sorted({key for table in tables for key in table})
+        differ = [key for key in keys if any(table.get(key) != tables[0].get(key) for table in tables)]
+        found["all"]["settings_differ"] = differ
+    return found
+
+
+def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a benchmark that can be the same for all."""
+    tables = {name: result["settings"].get(name, {}) for name in ("sampling", "judging", "environments")}
+    return {key: value for key, value in leaves(tables).items() if "sha256" not in key} | {"samples": result["samples"]}
 
 
 def _counts(options: EvaluationOptions, judged: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

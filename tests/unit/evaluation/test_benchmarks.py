@@ -176,17 +176,29 @@ def test_levels_are_numbers() -> None:
 
 
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
-    file = write_lines(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
-    assert load_benchmark(parse_asked(f"aime24={file}"), arguments()).whole
-    assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=10)).whole
-    assert load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=31, limit_seed=0)).whole
-    assert not load_benchmark(parse_asked(f"aime24={file}"), arguments(window="2024-01-01..")).whole
-    assert load_benchmark(parse_asked(f"aime24={file}"), arguments(limit=30)).whole, "the limit leaves out nothing"
-    levels = write_lines(tmp_path / "levels.jsonl", [{"problem": f"{i}?", "answer": i, "level": 1} for i in range(30)])
-    assert load_benchmark(parse_asked(f"aime24={levels}"), arguments(levels="1")).whole
+    file = write_lines(tmp_path / "amc.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(40)])
+    assert load_benchmark(parse_asked(f"amc23={file}"), arguments()).whole
+    assert not load_benchmark(parse_asked(f"amc23={file}"), arguments(limit=10)).whole
+    assert load_benchmark(parse_asked(f"amc23={file}"), arguments(limit=41, limit_seed=0)).whole
+    assert not load_benchmark(parse_asked(f"amc23={file}"), arguments(window="2024-01-01..")).whole
+    assert load_benchmark(parse_asked(f"amc23={file}"), arguments(limit=40)).whole, "the limit leaves out nothing"
+    levels = write_lines(tmp_path / "levels.jsonl", [{"problem": f"{i}?", "answer": i, "level": 1} for i in range(40)])
+    assert load_benchmark(parse_asked(f"amc23={levels}"), arguments(levels="1")).whole
     assert not load_benchmark(parse_asked(str(file)), arguments()).whole
-    longer = write_lines(tmp_path / "longer.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(40)])
-    assert not load_benchmark(parse_asked(f"aime24={longer}"), arguments(limit=30)).whole
+    longer = write_lines(tmp_path / "longer.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(50)])
+    assert not load_benchmark(parse_asked(f"amc23={longer}"), arguments(limit=40)).whole
+
+
+def test_a_file_is_the_known_set_by_its_answers(tmp_path: Path, shared_data: Path) -> None:
+    """Thirty other problems are not AIME 2024, and nothing is known by which a file is LiveCodeBench."""
+    other = write_lines(tmp_path / "other.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
+    assert not load_benchmark(parse_asked(f"aime24={other}"), arguments()).whole
+    tests = {"inputs": ["1"], "outputs": ["1"]}
+    code = write_lines(tmp_path / "code.jsonl", [{"id": "c", "prompt": "print 1", "tests": tests}])
+    assert not load_benchmark(parse_asked(f"livecodebench={code}"), arguments()).whole
+    for name in ("aime24", "aime25"):
+        file = shared_data / "math" / "sets" / name / f"{name}.parquet"
+        assert load_benchmark(parse_asked(f"{name}={file}"), arguments()).whole
 
 
 STUB = 'import math\n\ndef half(x):\n    return x / 2\n\ndef root(x: float) -> float:\n    """Root of half.\n    """\n'

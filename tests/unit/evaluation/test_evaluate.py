@@ -272,6 +272,8 @@ def test_one_more_benchmark_leaves_the_others_in_the_results(
     path = run(tiny_models[1], sums, output, few, name="other")
     assert path is not None
     assert list(json.loads(path.read_text())["benchmarks"]) == ["other"], "another model's results are not mixed in"
+    with pytest.raises(ValueError, match=r"different models or engines: again \(.*/0\), other \(.*/1\); name those"):
+        write_results(arguments(output=output), ["again", "other"])
 
 
 def test_several_evaluations_are_compared_with_the_first(

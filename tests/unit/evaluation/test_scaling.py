@@ -12,7 +12,7 @@ from builders import sample_row
 from scipy import stats
 
 from magicrl.evaluation.comparison import common_efficiency
-from magicrl.evaluation.presets import PRESETS, against_table13, rows_with, table13
+from magicrl.evaluation.presets import PRESETS, differing, rows_with, table13
 from magicrl.evaluation.results import means
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.scaling import (
@@ -175,27 +175,54 @@ def test_table13_averages_are_computed_and_differ_from_the_abstract_as_its_note_
     assert own == {"model": "this result", "aime24": 50.0, "aime25": 25.0, "livecodebench": 30.0, "average": 35.0}
 
 
+def settings(benchmark: str, **sampling: float) -> dict[str, Any]:
+    at = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 32768, "seed": 1} | sampling
+    judging = {"extract": "box", "reasoning": "auto", "time_limit": 10.0}
+    return {"benchmark": benchmark, "sampling": at, "judging": judging}
+
+
+def differences_from(name: str, of: dict[str, Any], samples: int, verifier: str = "maths", **source: Any) -> list[str]:
+    return differing(PRESETS[name], of, {"whole": True} | source, samples=samples, verifiers=[verifier])
+
+
 def test_a_result_stands_beside_table13_only_at_its_settings() -> None:
-    preset = PRESETS["report"]
-    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 32768}
-    assert against_table13("aime24", settings, samples=32, whole=True) == []
-    assert against_table13("livecodebench", settings, samples=preset.samples_for("livecodebench"), whole=True) == []
-    other = against_table13("aime25", settings | {"temperature": 0.6}, samples=8, whole=False)
-    assert other[0] == "temperature 0.6 instead of 1.0"
-    assert other[1] == "8 samples a problem instead of 32"
-    assert "whole set" in other[2]
+    assert differences_from("report", settings("aime24"), 32) == []
+    assert differences_from("report", settings("livecodebench"), 4, "code") == []
+    assert differences_from("study", settings("livecodebench", top_k=0), 1, "code") == []
+    sampled = settings("aime25", temperature=0.6, top_k=1)
+    assert differences_from("report", sampled, 8, whole=False) == [
+        "top_k 1 instead of 0",
+        "temperature 0.6 instead of 1.0",
+        "samples per problem 8 instead of 32",
+        "not known to be the whole set",
+    ]
+    judged = settings("aime25") | {"judging": {"extract": "lenient", "reasoning": "none"}, "environments": {}}
+    assert differences_from("report", judged, 32, "mine.py:score", template_given=True) == [
+        "extract lenient instead of box",
+        "verifier mine.py:score instead of maths",
+        "reasoning none",
+        "an environment",
+        "another text around the prompts",
+    ]
     assert PRESETS["released-code"].temperature == 0.6
     assert [PRESETS["study"].samples_for(name) for name in ("aime24", "livecodebench", "gsm8k")] == [8, 1, 8]
 
 
-def test_the_study_mean_needs_its_three_sets() -> None:
-    accuracy = {name: {"mean": m, "standard_error": 0.1} for name, m in (("aime24", 0.6), ("aime25", 0.3))}
-    assert set(means(accuracy, ["study"])) == {"all"}
-    accuracy["livecodebench"] = {"mean": 0.3, "standard_error": 0.2}
-    found = means(accuracy, ["study"])["study"]
+def test_the_study_mean_needs_its_three_sets_at_its_settings() -> None:
+    def result(name: str, mean: float, error: float, *presets: str, samples: int = 8) -> dict[str, Any]:
+        accuracy = {"mean": mean, "standard_error": error}
+        return {"accuracy": accuracy, "settings": settings(name), "samples": samples, "settings_of": presets}
+
+    results = {name: result(name, m, 0.1, "study") for name, m in (("aime24", 0.6), ("aime25", 0.3))}
+    assert set(means(results)) == {"all"}
+    results["livecodebench"] = result("livecodebench", 0.3, 0.2, "report", samples=4)
+    assert set(means(results)) == {"all"}, "sampled at other settings"
+    assert means(results)["all"]["settings_differ"] == ["samples"]
+    results["livecodebench"]["settings_of"] = ["study"]
+    found = means(results)["study"]
     assert found["mean"] == pytest.approx(0.4)
     assert found["standard_error"] == pytest.approx((0.01 + 0.01 + 0.04) ** 0.5 / 3)
-    assert means({"gsm8k": accuracy["aime24"]}, [None]) == {}
+    assert means({"gsm8k": results["aime24"]}) == {}
 
 
 def test_samples_that_were_not_judged_do_not_count_for_the_common_length() -> None:

@@ -283,8 +283,10 @@ def write_evaluation(
     sampling = {"temperature": temperature, "top_p": 1.0, "max_tokens": 128, "seed": 0}
     checksum = "-".join(sorted(right))
     engine = {"engine": "in_process", "dtype": "float32"}
+    judging = {"extract": "box", "reasoning": "auto", "time_limit": 10.0}
+    decides = {"benchmark": name, "problems": {"sha256": checksum}, "engine": engine}
     job = Job(
-        decides={"benchmark": name, "problems": {"sha256": checksum}, "engine": engine, "sampling": sampling},
+        decides=decides | {"sampling": sampling, "judging": judging},
         samples=len(next(iter(right.values()))),
         recorded={
             "benchmark": {"title": name, "whole": True, "set_aside": []},
