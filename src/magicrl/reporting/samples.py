@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from magicrl.evaluation.samples import SampleRow
-from magicrl.records import Problem
 from magicrl.reporting.read_folders import (
     EvaluatedProblem,
     RecordedEvaluation,
@@ -205,8 +204,11 @@ def _marks(columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple("truncated" if a.truncated else a.outcome for a in column) for column in columns)
 
 
-def _problems_of(evaluation: SetEvaluation | None) -> dict[tuple[object, ...], EvaluatedProblem]:
-    """Return the problems by id, prompt and reference: other data may use the same ids."""
+_Key: TypeAlias = tuple[str, str, str | tuple[str, ...]]
+"""Id, prompt and reference of a problem: other data may use the same ids."""
+
+
+def _problems_of(evaluation: SetEvaluation | None) -> dict[_Key, EvaluatedProblem]:
     return {(p.problem_id, p.prompt, p.references): p for p in (evaluation.samples if evaluation else ())}
 
 
@@ -216,41 +218,42 @@ def _problems_of(evaluation: SetEvaluation | None) -> dict[tuple[object, ...], E
 def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return a browser per benchmark whose folders have problems and samples.
 
-    Problems are matched by their id, so that evaluations of different problems have no common rows.
+    Problems are matched like those of runs, so that evaluations of different problems have no common rows.
     """
     found: list[dict[str, Any]] = []
     for benchmark, results in by_benchmark(evaluations).items():
         shown = results[:MOST_COLUMNS]
-        known: dict[str, Problem] = {}
-        columns: list[dict[str, list[SampleRow]]] = []
+        known: dict[_Key, None] = {}
+        columns: list[dict[_Key, list[SampleRow]]] = []
         for i, result in shown:
-            problems_of, rows = scored_samples(evaluations[i].path / benchmark, result.samples)
-            for problem in problems_of:
-                known.setdefault(problem.id, problem)
+            listed, rows = scored_samples(evaluations[i].path / benchmark, result.samples)
+            keys: dict[str, _Key] = {problem.id: (problem.id, problem.prompt, problem.references) for problem in listed}
+            known |= dict.fromkeys(keys.values())
             columns.append({})
             for row in rows:
-                columns[-1].setdefault(row.problem, []).append(row)
+                columns[-1].setdefault(keys.get(row.problem, (row.problem, "", ())), []).append(row)
         sampled = dict.fromkeys(key for column in columns for key in column)
         order = [key for key in known if key in sampled] + [key for key in sampled if key not in known]
-        problems = [_of_samples(key, known.get(key), [column.get(key, []) for column in columns]) for key in order]
+        problems = [_of_samples(key, [column.get(key, []) for column in columns]) for key in order]
         if problems:
             several = max(result.samples for _, result in shown) > 1
             note = "A model counts as right on a problem where at least half of its samples are." if several else ""
             if len(results) > MOST_COLUMNS:
                 note += f" The first {MOST_COLUMNS} of {len(results)} evaluations are shown."
+            if apart := sum(any(key not in column for column in columns) for key in order):
+                note += f" {apart} problems are not in all evaluations (by id, prompt and reference answer)."
             found.append(browser(benchmark, [names[i] for i, _ in shown], problems, note=note))
     return found
 
 
-def _of_samples(name: str, problem: Problem | None, columns: Sequence[Column]) -> BrowsedProblem:
+def _of_samples(key: _Key, columns: Sequence[Column]) -> BrowsedProblem:
     """Return one problem with the first right and the first other sample of each column."""
     rows: list[LabelledRow] = []
     for label, wanted in (("first right sample", True), ("first sample that is not right", False)):
         responses = tuple(next((a for a in column if a.correct is wanted), None) for column in columns)
         if any(responses):
             rows.append((label, responses))
-    reference = "" if problem is None else " or ".join(problem.references)
-    shown = {"id": name, "prompt": "" if problem is None else problem.prompt, "reference": reference}
+    shown = {"id": key[0], "prompt": key[1], "reference": " or ".join(key[2])}
     return shown | {"marks": _marks(columns), "rows": rows, "kinds": outcome_kinds(columns)}
 
 

@@ -96,6 +96,18 @@ def test_the_browser_finds_what_changed(evaluation_folders: list[Path], tmp_path
     assert "All 3 recorded problems are on this page." in page
 
 
+def test_other_problems_of_the_same_ids_are_not_next_to_each_other(
+    evaluation_folders: list[Path], tmp_path: Path
+) -> None:
+    problems = evaluation_folders[1] / "sums" / "problems.jsonl"
+    problems.write_text(problems.read_text().replace("Add <b>a</b>", "Multiply <b>a</b>"))
+    page = written(evaluation_folders, tmp_path)
+    assert "All 4 recorded problems are on this page." in page
+    assert "2 problems are not in all evaluations (by id, prompt and reference answer)" in page
+    assert "start: right, better: wrong (" not in page, "the one of another prompt was not lost"
+    assert "All 3 recorded" in written(evaluation_folders[:1], tmp_path)
+
+
 def test_table_13_stands_beside_results_on_its_sets_with_what_differs(tmp_path: Path) -> None:
     folder = write_evaluation(tmp_path / "e", {"60": [True, False], "61": [False, False]}, name="aime24")
     page = written([folder], tmp_path)
