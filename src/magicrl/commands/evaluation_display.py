@@ -127,12 +127,18 @@ def show_results(path: Path, console: Console) -> None:
         )
         if "reward" in result:
             reward = result["reward"]
+            known = f", 95 % interval {reward['low']:.3f} to {reward['high']:.3f}"
             notes.append(
-                f"{name}: mean reward {reward['mean']:.3f}, 95 % interval {reward['low']:.3f} to {reward['high']:.3f}; "
+                f"{name}: mean reward {reward['mean']:.3f}{known if reward['low'] < reward['high'] else ''}; "
                 "avg@k and pass@k count responses whose score reaches the reward's right_from"
             )
         if result["not_judged"]:
             notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
+        whole = result["accuracy"]["problems"]
+        for measure, by_k in (("pass", result["pass_at"]), ("maj", result["majority_at"])):
+            k = max(by_k, key=int, default=None)
+            if k is not None and (some := by_k[k]["problems"]) < whole:
+                notes.append(f"{name}: {measure}@{k} is over the {some} of {whole} problems with {k} judged samples")
         if early := result["scaling"].get("truncated_early"):
             cause = "--max-turns" if "environments" in result["settings"] else "the engine"
             notes.append(f"{name}: {cause} truncated {early} responses before --max-tokens; they count as wrong")

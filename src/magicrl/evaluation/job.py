@@ -190,12 +190,16 @@ def sample_problems(
 def score(groups: Sequence[ScoredGroup], pass_at: Sequence[int] = ()) -> Score:
     """Return the score of judged groups, one per problem.
 
+    A k above the judged responses of every group is left out: a few without a verdict must not end a run.
+
     Raises:
-        ValueError: no group has a judged response, or there are fewer samples than a requested k.
+        ValueError: no group has a judged response.
     """
     rows: list[list[SampleRow]] = []
     for judged in groups:
         request, completions = judged.group.request, judged.group.completions
         answers = zip(request.indices, completions, judged.verdicts, strict=True)
         rows.append([sample_row(request.problem.id, *answer) for answer in answers])
-    return score_rows(rows, [judged.group.request.problem.cluster for judged in groups], pass_at=pass_at)
+    most = max((sum(row.counted for row in of_one) for of_one in rows), default=0)
+    clusters = [judged.group.request.problem.cluster for judged in groups]
+    return score_rows(rows, clusters, pass_at=[k for k in pass_at if k <= most])

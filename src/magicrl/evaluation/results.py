@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from statistics import median_low
 from typing import Any
 
 from magicrl.config.loader import leaves
@@ -24,7 +23,7 @@ from magicrl.evaluation.options import EvaluationOptions, Price
 from magicrl.evaluation.presets import PRESETS, TABLE13_SETS, differing, rows_with, table13
 from magicrl.evaluation.provenance import now
 from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow, by_problem
-from magicrl.evaluation.scaling import mark, scaling
+from magicrl.evaluation.scaling import mark, samples_of_most, scaling
 from magicrl.evaluation.statistics import score_rows
 from magicrl.files import write_atomically
 
@@ -221,9 +220,7 @@ def result_of(folder: EvaluationFolder, options: EvaluationOptions, samples: int
     ids, clusters = [problem.id for problem in asked], [problem.cluster for problem in asked]
     programs = any(problem.verifier == "code" for problem in asked)
     problems = complete_rows(folder, wanted)
-    # a few problems that cannot be judged are left out of pass@k
-    judged = median_low(sum(row.counted for row in rows) for rows in problems)
-    pass_at, majority_at = _counts(options, judged, wanted)
+    pass_at, majority_at = _counts(options, samples_of_most(problems), wanted)
     # programs and graded responses have no equal answers to vote on
     vote = not programs and all(row.score is None for rows in problems for row in rows)
     score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at if vote else ())

@@ -84,6 +84,15 @@ def powers_up_to(most: int) -> list[int]:
     return sorted({1 << i for i in range(most.bit_length())} | {most})
 
 
+def samples_of_most(problems: Problems) -> int:
+    """Return the number of judged samples that 95 % of the problems with any have: the largest k of pass@k and maj@k.
+
+    Hard problems have more samples without a verdict. At a larger k the scores would cover the easier problems only.
+    """
+    counts = sorted(count for count in (sum(row.counted for row in rows) for rows in problems) if count)
+    return counts[len(counts) // 20] if counts else 0
+
+
 def _judged(problems: Problems, clusters: Clusters = None) -> tuple[list[list[Spent]], Clusters]:
     """Return the judged samples of the problems that have any, and the clusters of these problems."""
     kept = [[row for row in rows if row.counted] for rows in problems]
@@ -236,7 +245,6 @@ def scaling(
     ``turns``: an environment's limit of turns truncates responses, too. It does so at every response limit.
     """
     early = sum(row.counted and row.truncated and row.tokens < max_tokens for rows in problems for row in rows)
-    most = max(sum(row.counted for row in rows) for rows in problems)
     return {
         "over_limits": limit_curve(problems, limits_up_to(max_tokens), clusters),
         # how a response would have continued that a server truncated earlier is unknown
@@ -248,6 +256,6 @@ def scaling(
         "fresh": [
             fresh_point(limit, rows, problems, max_tokens, clusters) for limit, rows in sorted((fresh or {}).items())
         ],
-        "over_samples": sample_curve(problems, powers_up_to(most), clusters, vote=vote),
+        "over_samples": sample_curve(problems, powers_up_to(samples_of_most(problems)), clusters, vote=vote),
         "efficiency": efficiency(problems, max_tokens, clusters),
     }

@@ -44,7 +44,11 @@ _UNIT_BEHIND = re.compile(r"\s*\\(?:text|mathrm)\s*\{[^{}\d]*\}$")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Interval:
-    """A mean over problems, or a paired difference of two models on the same problems, with its 95 % interval."""
+    """A mean over problems, or a paired difference of two models on the same problems, with its 95 % interval.
+
+    Where all problems have one value, or are one cluster, the interval of a mean (`mean_of`) is unknown: ``low`` and
+    ``high`` are then the mean, and displays leave it out.
+    """
 
     mean: float
     low: float

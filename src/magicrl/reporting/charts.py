@@ -379,9 +379,10 @@ def _intervals(
         pairs = ((row.before, words[0], 4, middle - gap), (row.after, words[1], 0, middle + gap))
         for interval, word, color, where in pairs:
             if interval is not None:
-                span = f"{measure.value(interval.low)} to {measure.value(interval.high)}"
+                span = f" (95 %: {measure.value(interval.low)} to {measure.value(interval.high)})"
+                known = span if interval.low < interval.high else ""
                 parts.append(
-                    f"<g><title>{escape(f'{word}: {measure.value(interval.mean)} (95 %: {span})')}</title>"
+                    f"<g><title>{escape(f'{word}: {measure.value(interval.mean)}{known}')}</title>"
                     + line(f"whisker s{color}", (at(interval.low), at(interval.high)), (where, where))
                     + f'<circle class="f{color}" cx="{at(interval.mean):.1f}" cy="{where:.1f}" r="5.5"/></g>'
                 )

@@ -560,8 +560,9 @@ def scaling_charts(curves: Sequence[NamedScaling], key: str = "") -> tuple[Chart
     ]
     passed = [_line(name, slot, _curve(scaling, "over_samples", "k", "pass")) for name, slot, scaling in curves]
     voted = [_line(name, slot, _curve(scaling, "over_samples", "k", "majority")) for name, slot, scaling in curves]
-    one = "Probability that at least one of k samples is right (unbiased)."
-    most = "Probability that the most frequent answer of k samples is right."
+    fewer = "".join(f" {name}: {some}." for name, _, scaling in curves if (some := _fewer_problems(scaling)))
+    one = f"Probability that at least one of k samples is right (unbiased).{fewer}"
+    most = f"Probability that the most frequent answer of k samples is right.{fewer}"
     by_limit, by_length = "Accuracy by response limit", "Accuracy by mean length"
     charts = (
         _scaling_chart(f"{key}over_limits", by_limit, limits, "response limit, tokens", "limit", computed),
@@ -570,6 +571,13 @@ def scaling_charts(curves: Sequence[NamedScaling], key: str = "") -> tuple[Chart
         _scaling_chart(f"{key}maj_at_k", "maj@k by samples", voted, "samples k", "samples", most),
     )
     return tuple(chart for chart in charts if not chart.empty)
+
+
+def _fewer_problems(scaling: Mapping[str, Any]) -> str:
+    """Return the k at which problems are left out of pass@k, since they have fewer judged samples."""
+    points: list[Mapping[str, Any]] = list(scaling.get("over_samples") or ())
+    counts = [(point["k"], point["pass"].get("problems", 0)) for point in points]
+    return ", ".join(f"k = {k} covers {n} of {counts[0][1]} problems" for k, n in counts if n < counts[0][1])
 
 
 def _curve(scaling: Mapping[str, Any], curve: str, x: str, y: str = "accuracy") -> list[tuple[float, Interval]]:

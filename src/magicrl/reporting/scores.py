@@ -325,6 +325,8 @@ def _interval_words(interval: Interval | None, measure: Measure) -> str:
     """Write ``45.7 (43.1–48.3)``, in per cent; with "to" after a negative number, whose sign looks like the dash."""
     if interval is None:
         return "–"
+    if interval.low == interval.high:
+        return measure.bare(interval.mean)
     to = " to " if interval.low < 0 else "–"
     return f"{measure.bare(interval.mean)} ({measure.bare(interval.low)}{to}{measure.bare(interval.high)})"
 

@@ -193,6 +193,8 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
 def _interval(estimate: Mapping[str, float] | None, measure: Measure = ACCURACY) -> str:
     if estimate is None:
         return "–"
+    if estimate["low"] == estimate["high"]:
+        return measure.value(estimate["mean"])
     return f"{measure.value(estimate['mean'])} ({measure.bare(estimate['low'])} to {measure.bare(estimate['high'])})"
 
 

@@ -77,6 +77,18 @@ def test_curves_over_samples_match_enumeration() -> None:
         assert found[k]["majority"]["mean"] == pytest.approx(np.mean(majority), abs=tolerance)
 
 
+@pytest.mark.parametrize(("unjudged", "most"), [(0, 4), (1, 4), (2, 2)])
+def test_the_largest_k_covers_nearly_all_problems(unjudged: int, most: int) -> None:
+    """Of 20 problems at most one is left out of pass@k, and the number of those that are in is recorded."""
+    rows = [[row(f"{n}", i, 5, right=n % 2 == 0) for i in range(4)] for n in range(20)]
+    for problem in rows[:unjudged]:
+        problem[3] = replace(problem[3], outcome="not_judged")
+        problem[2] = replace(problem[2], outcome="not_judged")
+    points = scaling(rows, 16, knows_limit=False)["over_samples"]
+    assert points[-1]["k"] == most
+    assert points[-1]["pass"]["problems"] == points[-1]["majority"]["problems"] == 20 - unjudged % 2
+
+
 def test_scaling_says_what_it_takes_for_granted() -> None:
     assert scaling(PROBLEMS, 100, knows_limit=False)["exact"]
     known = scaling(PROBLEMS, 100, knows_limit=True)

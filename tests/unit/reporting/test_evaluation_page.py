@@ -7,7 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from magicrl.commands.evaluation_display import show_results
 from magicrl.reporting.charts import draw
 from magicrl.reporting.comparison_page import EXACT, evaluation_names, scaling_charts, write_comparison_page
 from magicrl.reporting.read_folders import RunFolderError, read_evaluation_folder
@@ -165,3 +167,20 @@ def test_graded_rewards_stand_beside_the_scores(evaluation_folders: list[Path], 
     page = written(evaluation_folders, tmp_path)
     assert '<td data-label="mean reward"><span>1.25<small>1 to 1.5</small></span></td>' in page
     assert '<td data-label="mean reward">–</td>' in page, "the first model's rewards are not graded"
+
+
+def test_pass_at_k_over_fewer_problems_says_so(evaluation_folders: list[Path], tmp_path: Path) -> None:
+    path = evaluation_folders[1] / "results.json"
+    document = json.loads(path.read_text())
+    result = document["benchmarks"]["sums"]
+    for score in (result["pass_at"]["2"], result["scaling"]["over_samples"][-1]["pass"]):
+        score["problems"] = 2
+    path.write_text(json.dumps(document))
+    page = written(evaluation_folders, tmp_path)
+    assert page.count("k = 2, 2 of 3 problems</small>") == 1
+    assert "better: k = 2 covers 2 of 3 problems." in page
+    console = Console(record=True, width=200)
+    show_results(path, console)
+    text = console.export_text()
+    assert "sums: pass@2 is over the 2 of 3 problems with 2 judged samples" in text
+    assert "maj@2 is over" not in text

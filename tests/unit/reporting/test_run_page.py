@@ -182,6 +182,20 @@ def test_only_a_rise_whose_interval_is_above_zero_is_green(run_folder: Path) -> 
     assert re.findall(r'<td class="(\w*)">\+([\d.]+)', page) == [("good", "55.0"), ("good", "47.0"), ("", "2.0")]
 
 
+def test_other_samples_and_problems_stand_at_their_numbers(run_folder: Path) -> None:
+    """Only the test before training has the samples of ``start_pass_at``; 3 problems have fewer than 16 verdicts."""
+    for name, samples in (("before", 64), ("after", 16)):
+        path = run_folder / "evaluations" / f"{name}.json"
+        document = json.loads(path.read_text())
+        score = document["temperatures"]["1.0"]
+        score["samples"] = samples
+        score["accuracy"]["problems"], score["pass_at"]["16"]["problems"] = 100, 97 if name == "after" else 100
+        path.write_text(json.dumps(document))
+    page = write_run_page(run_folder).read_text()
+    assert re.findall("100 × ([^<]+)</td>", page) == ["1", "16", "64 → 16"]
+    assert page.count("<small>97 of 100 problems</small>") == 1
+
+
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema_version": 1, "status": "running", "name": "<young>"}')
     page = write_run_page(tmp_path, tmp_path / "page.html").read_text()

@@ -167,6 +167,17 @@ def test_the_terminal_tells_the_mean_reward_where_rewards_are_graded(run_folder:
     assert "90.0 (87.0–93.0) %" in text, "pass@k counts right answers"
 
 
+def test_a_mean_without_a_known_interval_has_none(run_folder: Path) -> None:
+    grade(run_folder)
+    path = run_folder / "evaluations" / "before.json"
+    document = json.loads(path.read_text())
+    for score in document["temperatures"].values():
+        score["reward"] = {"mean": 0.0, "low": 0.0, "high": 0.0}
+    path.write_text(json.dumps(document))
+    assert "(0–0)" not in printed(run_folder)
+    assert "0 to 0" not in render_page("graded", [], run_blocks(read_run(run_folder)))
+
+
 def test_the_page_tells_the_mean_reward_where_rewards_are_graded(run_folder: Path) -> None:
     grade(run_folder)
     run = read_run(run_folder)

@@ -69,6 +69,13 @@ def test_a_test_samples_no_more_than_its_figures_need() -> None:
         assert set(found["temperatures"]["1.0"]["pass_at"]) == {str(k) for k in {3, most}}
 
 
+def test_pass_at_k_without_enough_verdicts_does_not_end_a_run() -> None:
+    unjudged = Verdict(outcome=Outcome.NOT_JUDGED, status="timeout")
+    engine = Scripted(*[response(RIGHT)] * 3, response(unjudged))
+    found = measured(engine, temperatures=(1.0,), samples=4, pass_at=(2, 4))
+    assert set(found["temperatures"]["1.0"]["pass_at"]) == {"2"}
+
+
 def test_the_best_step_of_graded_rewards_is_that_of_the_highest_mean() -> None:
     validation = Validation(recipe(every=2, validation_samples=1), [problem("p0")], lambda *_: None)
     steps = {2: (Outcome.WRONG, 0.9), 4: (Outcome.CORRECT, 0.5)}
