@@ -30,7 +30,7 @@ from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.comparison_page import evaluation_blocks
 from magicrl.reporting.inspect_log import write_inspect_logs
 from magicrl.reporting.page import render_page
-from magicrl.reporting.read_folders import RecordedEvaluation, read_evaluation_folder, scored_samples
+from magicrl.reporting.read_folders import RecordedEvaluation, lost_writer, read_evaluation_folder, scored_samples
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -235,19 +235,28 @@ def requested(given: EvaluationOptions, run: Path) -> Callable[[Path], list[str]
     return functools.partial(requested_changes, options=given, benchmarks=load_benchmarks(given))
 
 
-def _waiting(run: Path, settled: Set[str], *, follow: bool) -> Iterator[Path]:
+def _waiting(run: Path, settled: Set[str], console: Console, *, follow: bool) -> Iterator[Path]:
     """Yield again and again the oldest checkpoint of the run that is not settled, until there is none.
 
     With ``follow`` wait for further ones until the run is no longer running.
     """
     from magicrl.training.checkpoint import checkpoint_folders, run_status
 
+    noted = None
     while True:
         running = follow and run_status(run) == "running"  # read first: the last checkpoint is written before
         waiting = next((one for one in checkpoint_folders(run) if one.name not in settled), None)
         if waiting is not None:
             yield waiting
         elif running:
+            # it may run on another machine, or be continued after a kill
+            if (writer := lost_writer(run)) is not None and writer != noted:
+                noted = writer
+                say(
+                    console,
+                    f"{run}: its process {writer} is not on this machine. If it was killed, continue it with --resume, "
+                    "or end this wait with Ctrl-C",
+                )
             time.sleep(LOOK_EVERY)
         else:
             return
@@ -265,7 +274,8 @@ def evaluate_checkpoints(
     """Evaluate every checkpoint into ``output/step-N``, oldest first, then compare all with the first.
 
     A checkpoint that was evaluated with the same settings is left as it is. One whose results were made with other
-    settings is evaluated again. A checkpoint that the run removes before its turn is left out.
+    settings is evaluated again. A checkpoint that the run removes before its turn is left out. Results of other
+    settings, and those that lack samples of other shards, are not compared.
 
     Args:
         given: arguments of `magicrl.evaluate`, without a model.
@@ -287,13 +297,14 @@ def evaluate_checkpoints(
     # loads the benchmarks, which may be large: only if there is something to compare with
     request = functools.cache(lambda: requested(given, run))
     settled: set[str] = set()
-    for checkpoint in _waiting(run, settled, follow=follow):
+    for checkpoint in _waiting(run, settled, console, follow=follow):
         folder = output / checkpoint.name
         changed = request()(folder) if (folder / RESULTS).exists() else None
         if changed == []:
             settled.add(checkpoint.name)
             continue
-        model = output / "models" / checkpoint.name
+        # shards may run at once, and each removes its copy
+        model = output / "models" / given.shard.replace("/", "-of-") / checkpoint.name
         try:
             export_checkpoint(run, checkpoint, model)
         except (OSError, ValueError):
@@ -306,10 +317,14 @@ def evaluate_checkpoints(
         if status:
             return status
         shutil.rmtree(model)
-        if (folder / RESULTS).exists():  # else other shards have not ended
-            settled.add(checkpoint.name)
-    done = sorted(path.parent for path in output.glob(f"step-*/{RESULTS}"))
-    if not done:
+        settled.add(checkpoint.name)
+    done: list[Path] = []
+    for folder in sorted(path.parent for path in output.glob(f"step-*/{RESULTS}")):
+        if changed := request()(folder):
+            say(console, f"{folder.name} is not compared: {'; '.join(changed)}")
+        else:
+            done.append(folder)
+    if not (done or settled):
         raise ValueError(f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it saves")
     if len(done) > 1:
         say(console, f"comparison: {save_comparison(compare_all(done), output)}")

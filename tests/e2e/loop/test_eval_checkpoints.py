@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +146,7 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
     checksums = {result["settings"]["engine"]["weights_sha256"] for result in results}
     assert len(checksums) == 2, "two checkpoints are two models"
     assert snapshot(finished) == before
-    assert not any((output / "models").iterdir()), "the weights are not kept twice"
+    assert not any((output / "models").rglob("*.safetensors")), "the weights are not kept twice"
     last = export_checkpoint(finished, checkpoint_folders(finished)[-1], tmp_path / "last")
     there, saved = load_file(last / "model.safetensors"), load_file(finished / "model" / "model.safetensors")
     assert there.keys() == saved.keys()
@@ -176,7 +178,14 @@ def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(
     assert str(kept.parent) in said
 
 
-def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finished: Path, tmp_path: Path) -> None:
+def nothing_changed(given: EvaluationOptions, run: Path) -> Callable[[Path], list[str]]:
+    return lambda folder: []
+
+
+def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magicrl.commands.eval.requested", nothing_changed)
     first, second = checkpoint_folders(finished)
     later = shutil.move(second, tmp_path / "later")
     status = finished / "run.json"
@@ -204,3 +213,48 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
     assert seen == [first.name, second.name]
     with pytest.raises(ValueError, match="is not a run folder"):
         evaluate_checkpoints(arguments(), tmp_path, tmp_path / "out", evaluate, Console(), follow=True)
+
+
+def test_a_shard_visits_each_checkpoint_once_and_keeps_the_copies_of_others(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes: dict[str, list[str]] = {}
+    monkeypatch.setattr("magicrl.commands.eval.requested", lambda given, run: lambda f: changes.get(f.name, []))
+    output, seen = tmp_path / "out", list[str]()
+
+    def evaluate(given: EvaluationOptions) -> int:
+        folder = Path(given.output)
+        seen.append(folder.name)
+        assert len(seen) <= 3, "a shard came back to a checkpoint"
+        if given.shard == "1/2":
+            folder.mkdir()
+            (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
+        elif folder.name == "step-000002":  # meanwhile the other shard has this checkpoint's turn
+            evaluate_checkpoints(arguments(shard="1/2"), finished, output, evaluate, Console(), follow=False)
+        assert (Path(given.model) / "model.safetensors").exists()
+        return 0
+
+    changes["step-000002"] = ["sums: samples: was 2, is now 1"]
+    assert evaluate_checkpoints(arguments(shard="0/2"), finished, output, evaluate, Console(), follow=False) == 0
+    assert seen == ["step-000002", "step-000002", "step-000004"]
+    assert "step-000002 is not compared: sums: samples: was 2, is now 1" in capsys.readouterr().out
+
+
+def test_a_killed_run_is_named_while_its_next_checkpoint_is_awaited(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = finished / "run.json"
+    ended, waits = status.read_text(), list[float]()
+    status.write_text(json.dumps(json.loads(ended) | {"status": "running"}))
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    (finished / ".lock").write_text(str(gone.pid))
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 2:
+            status.write_text(ended)
+
+    monkeypatch.setattr("magicrl.commands.eval.time.sleep", wait)
+    evaluate_checkpoints(arguments(), finished, tmp_path / "out", lambda _: 0, Console(), follow=True)
+    assert capsys.readouterr().out.count(f"its process {gone.pid} is not on this machine") == 1
