@@ -52,7 +52,7 @@ def plan(
     gpus: int = 1,
     model: PathText | None = None,
     settings: Settings | None = None,
-    staleness: int = 0,
+    staleness: int | None = None,
     mean_length: float | None = None,
     lengths_from: Path | None = None,
     prompt_tokens: int | None = None,
@@ -70,7 +70,8 @@ def plan(
         gpus: Number of accelerators, all nodes together.
         model: A name (Qwen3-32B), a model folder or the path of a config.json; default: the recipe's start.
         settings: A setting to override, ``KEY=VALUE`` (repeatable); in Python a dict of dotted keys.
-        staleness: Updates by which rollouts may be older: 0 synchronous, 1 one step off, more fully asynchronous.
+        staleness: Updates by which rollouts may be older: 0 synchronous, 1 one step off, more fully asynchronous;
+            default: the recipe's rollout.max_staleness.
         mean_length: Mean response tokens at the largest T; default: those of an R1-distilled model, or half of a T
             below 4096.
         lengths_from: A run folder whose last steps give lengths and surviving groups.
@@ -116,7 +117,7 @@ def plan(
         words = ["magicrl", "plan", str(recipe), "--gpu", str(gpu), *(() if name is None else ("--model", name))]
         words += [word for one in overrides for word in ("--set", one if isinstance(one, str) else one.words)]
         assumed = {
-            "--staleness": staleness or None,
+            "--staleness": staleness,
             "--mean-length": mean_length,
             "--lengths-from": lengths_from,
             "--prompt-tokens": prompt_tokens,
@@ -150,7 +151,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         "parameters": made.shape.parameters,
         "gpu": hardware.name,
         "gpus": made.options.gpus,
-        "staleness": made.options.staleness,
+        "staleness": made.staleness,
         "dtype": made.dtype,
         "calibration": {
             key: getattr(made.calibration, key) for key in ("name", "dtype", "source", "factor", "factor_from")
@@ -204,7 +205,11 @@ def _stated_facts(stated: Stated, planned_hours: float) -> dict[str, Any]:
         }
     if stated.seconds is not None:
         hours = stated.seconds / 3600
-        facts |= {"hours": _rounded(hours), "times_the_plan": round(hours / planned_hours, 3)}
+        facts |= {
+            "staleness": stated.staleness,
+            "hours": _rounded(hours),
+            "times_the_plan": round(hours / planned_hours, 3),
+        }
     return facts
 
 
@@ -379,6 +384,9 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     degrees = f"tensor parallel {layout['tensor_parallel']}, sequence parallel {layout['sequence_parallel']}"
     say(f"layout: {sides}; {degrees}")
     say(f"settings: {' '.join(f'--set {one}' for one in facts['settings']) or 'as in the recipe'}")
+    if "rollout.max_staleness=0" in facts["settings"]:
+        why = "in the fastest layout engine and learner take turns" if facts["staleness"] else "--staleness 0"
+        say(f"these settings end the recipe's asynchronous training: {why}")
     for side in ("learner", "engine"):
         terms = ", ".join(f"{name} {value:.2f}" for name, value in memory[side].items() if value >= 0.005)
         say(f"{side}, GiB of {memory['budget']:.1f} per accelerator: {terms}")
@@ -398,7 +406,7 @@ def _print(facts: dict[str, Any], console: Console) -> None:
         total = sum(stage["steps"] for stage in facts["stages"])
         say(f"{facts['budget_hours']:g} h are enough for {facts['steps_in_budget']} of {total} steps")
     if "stated" in facts:
-        say(_stated_line(facts["stated"], facts["gpus"]))
+        say(_stated_line(facts["stated"], facts["gpus"], facts["staleness"]))
     for change in facts["what_if"]:
         fits = change["seconds"] is not None
         then = f"{change['seconds']:.4g} s per step, x {change['ratio']:.2f}" if fits else "does not fit"
@@ -415,7 +423,7 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     )
 
 
-def _stated_line(stated: dict[str, Any], gpus: int) -> str:
+def _stated_line(stated: dict[str, Any], gpus: int, staleness: int) -> str:
     if "ranks" not in stated:
         return "as [cluster] states: its numbers contradict each other"
     idle = f", {gpus - stated['gpus']} idle" if gpus > stated["gpus"] else ""
@@ -426,6 +434,8 @@ def _stated_line(stated: dict[str, Any], gpus: int) -> str:
     )
     if "hours" not in stated:
         return f"{text}: does not fit"
+    if stated["staleness"] != staleness:
+        text += f", the recipe's rollout.max_staleness {stated['staleness']}"
     return f"{text}: all stages {_seconds(stated['hours'])} h, x {stated['times_the_plan']:.2f} of the layout above"
 
 

@@ -210,6 +210,7 @@ class Stated:
     placed: Placed | None  # the layout with its memory; None where the degrees do not divide the heads
     faults: tuple[str, ...]  # what would stop the run, each with a remedy; empty where the layout fits
     seconds: float | None = None  # of all stages with this layout; None where it does not fit
+    staleness: int = 0  # of the recipe; ``seconds`` are with this
 
     @property
     def fits(self) -> bool:

@@ -37,7 +37,8 @@ class Options:
     """Assumptions of a plan in addition to the recipe."""
 
     gpus: int  # accelerators
-    staleness: int = 0  # maximum age of rollouts in updates: 0 synchronous, 1 one step off, more fully asynchronous
+    # maximum age of rollouts in updates: 0 synchronous, 1 one step off, more fully asynchronous; None: the recipe's
+    staleness: int | None = None
     mean_length: float | None = None  # mean response tokens at the recipe's largest T; None: assumed
     prompt: int | None = None  # mean prompt tokens; None: 256, or T if that is less
     # share of groups that are kept after rejection; None: that of ``measured``, or 0.6 where the recipe rejects
@@ -51,7 +52,7 @@ class Options:
             raise ValueError(f"--gpus must be at least 1, got {self.gpus}")
         if self.prompt is not None and self.prompt < 1:
             raise ValueError(f"--prompt-tokens must be at least 1, got {self.prompt}")
-        if self.staleness < 0:
+        if self.staleness is not None and self.staleness < 0:
             raise ValueError(f"--staleness must be 0 or more, got {self.staleness}")
         if self.measured is not None and self.mean_length is not None:
             raise ValueError("--mean-length and --lengths-from both give lengths: use one of them")
@@ -83,6 +84,7 @@ class Plan:
     shape: ModelShape
     hardware: Hardware
     options: Options
+    staleness: int  # that of the options, or the recipe's
     calibration: Efficiency
     placed: Placed
     stages: tuple[StagePlan, ...]
@@ -294,40 +296,45 @@ def make_plan(
         (workload(config.in_stage(i), stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
         for i, stage in enumerate(config.stages)
     ]
-    placed = best_layout(needed, system, options.gpus, options.staleness, job)
+    own = config.rollout.max_staleness
+    staleness = own if options.staleness is None else options.staleness
+    placed = best_layout(needed, system, options.gpus, staleness, job)
     if placed is None:
         ways = list(remedies(config, shape, hardware, options))
         raise DoesNotFit(refusal(needed, options.gpus, ways), ways)
     stages: list[StagePlan] = []
     for work, steps in job:
-        parts, seconds = timing(system, work, placed.layout, options.staleness)
+        parts, seconds = timing(system, work, placed.layout, staleness)
         stages.append(StagePlan(work=work, steps=steps, parts=parts, seconds=seconds))
     stated = None
     if config.cluster is not None and not hardware.name.startswith("cpu"):
         stated = check_stated(needed, config.cluster, options.gpus)
         if stated.fits and stated.placed is not None:
-            stated = replace(stated, seconds=total_seconds(system, job, stated.placed.layout, options.staleness))
+            stated = replace(stated, seconds=total_seconds(system, job, stated.placed.layout, own), staleness=own)
     return Plan(
         shape=shape,
         hardware=hardware,
         options=options,
+        staleness=staleness,
         calibration=calibration,
         placed=placed,
         stages=tuple(stages),
-        what_if=_what_if(config, system, options, stages[longest_stage(stages)].work) if what_if else {},
-        settings=recipe_settings(config, needed, placed, options.staleness),
+        what_if=_what_if(config, system, options, staleness, stages[longest_stage(stages)].work) if what_if else {},
+        settings=recipe_settings(config, needed, placed, staleness),
         dtype=config.model.dtype,
         stated=stated,
     )
 
 
-def _what_if(config: TrainConfig, system: System, options: Options, work: Workload) -> Mapping[str, float | None]:
+def _what_if(
+    config: TrainConfig, system: System, options: Options, staleness: int, work: Workload
+) -> Mapping[str, float | None]:
     """Return the seconds per step with twice the accelerators, more staleness, twice D_R, and twice the group size.
 
     Each is on its own best layout; None where nothing fits.
     """
 
-    def seconds(changed: Workload, gpus: int = options.gpus, staleness: int = options.staleness) -> float | None:
+    def seconds(changed: Workload, gpus: int = options.gpus, staleness: int = staleness) -> float | None:
         needed = demand(config, system.shape, system.hardware, replace(options, gpus=gpus))
         step = best_step(needed, system, gpus, staleness, changed)
         return None if step is None else step[1]
@@ -336,7 +343,7 @@ def _what_if(config: TrainConfig, system: System, options: Options, work: Worklo
     if system.hardware.gpus_per_node > 1:  # else the machine has only one accelerator
         found[f"{2 * options.gpus} accelerators"] = seconds(work, gpus=2 * options.gpus)
         if options.gpus > 1:
-            found[f"staleness {options.staleness + 1}"] = seconds(work, staleness=options.staleness + 1)
+            found[f"staleness {staleness + 1}"] = seconds(work, staleness=staleness + 1)
     found[f"D_R {2 * work.rollout_batch}"] = seconds(replace(work, rollout_batch=2 * work.rollout_batch))
     found[f"group size {2 * work.group_size}"] = seconds(replace(work, group_size=2 * work.group_size))
     return found
@@ -359,6 +366,6 @@ def over_gpus(config: TrainConfig, plan: Plan) -> dict[int, StagePlan | None]:
     found: dict[int, StagePlan | None] = {options.gpus: now}
     for count in (counts - {options.gpus}) if plan.hardware.gpus_per_node > 1 else ():
         needed = demand(config, plan.shape, plan.hardware, replace(options, gpus=count))
-        step = best_step(needed, system, count, options.staleness, now.work)
+        step = best_step(needed, system, count, plan.staleness, now.work)
         found[count] = None if step is None else replace(now, parts=step[0], seconds=step[1])
     return dict(sorted(found.items()))

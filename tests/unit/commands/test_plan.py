@@ -91,6 +91,20 @@ def test_memory_follows_the_precision_and_the_text_says_that_times_do_not(
     assert "the times are those of bfloat16" in page.read_text()
 
 
+def test_the_staleness_of_a_plan_is_the_recipe_s_unless_another_is_given(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["deepseek/1.5b-node", "--gpus", "8", "--gpu", "H100-80G"]
+    for one in ("rollout.max_staleness=1", "algorithm.correction=tis", "entropy.estimator=exact"):
+        words += ["--set", one]
+    own, synchronous = (json.loads(plan(capsys, *words, "--json", *more)) for more in ((), ("--staleness", "0")))
+    assert (own["staleness"], synchronous["staleness"]) == (1, 0)
+    assert not any(one.startswith("rollout.max_staleness") for one in own["settings"])
+    assert own["stated"]["hours"] == synchronous["stated"]["hours"], "[cluster] is timed as the recipe runs"
+    assert "rollout.max_staleness" not in plan(capsys, *words)
+    text = " ".join(plan(capsys, *words, "--staleness", "0").split())
+    assert "these settings end the recipe's asynchronous training: --staleness 0" in text
+    assert "accelerators, the recipe's rollout.max_staleness 1: all stages" in text
+
+
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
 def test_what_cannot_fit_exits_2_and_says_what_would(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
