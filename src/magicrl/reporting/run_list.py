@@ -58,7 +58,9 @@ class ListedRun:
         run, key = self.recorded, self.recorded.measure.key
         validated = run.points(f"validation/{key}/mean")
         tests = comparisons(run)
-        after = [pair.scores[1] for pair in tests[0].pairs] if tests else []
+        # the comparison page and the tiles of a run show the score at this temperature
+        at = tests[0].training_temperature if tests else None
+        after = [pair.scores[1] for test in tests[:1] for pair in test.pairs if pair.temperature == at]
         learning = run.learning
         return {
             "run": self.label,
@@ -68,7 +70,7 @@ class ListedRun:
             "best": max((value for _, value in validated), default=None),
             "last": validated[-1][1] if validated else None,
             "train": run.last_mean(f"train/{key}/mean"),
-            "test": next((score.mean for score in reversed(after) if score is not None), None),
+            "test": next((score.mean for score in after if score is not None), None),
             "verdict": None if learning is None else learning.outcome,
             "started": (run.environments or [{}])[0].get("started"),
             "seconds": run.training_seconds,
@@ -195,12 +197,8 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
                 )
             kept = [run for run in kept if _meets(_time(run.value(name)), sign, then)]
             continue
-        measures = {run.recorded.measure.name for run in kept if run.value(name) is not None}
-        if name in _MEASURED and sign in ("<", "<=", ">", ">=") and len(measures) > 1:
-            raise RecipeError(
-                f"--where {text}: {name} is an {' in some runs and a '.join(sorted(measures))} in others; choose runs "
-                "of one kind first, as in --where recipe=NAME"
-            )
+        if sign in ("<", "<=", ">", ">="):
+            _one_measure(name, kept, f"--where {text}")
         values = [value for value in (run.value(name) for run in runs) if value is not None]
         if (
             sign != "~"
@@ -210,6 +208,16 @@ def where(runs: Sequence[ListedRun], conditions: Sequence[str]) -> list[ListedRu
             raise RecipeError(f"--where {text}: {name} is a number, and {wanted!r} is none; as in {name}{sign}0.5")
         kept = [run for run in kept if _meets(run.value(name), sign, wanted)]
     return kept
+
+
+def _one_measure(name: str, runs: Sequence[ListedRun], option: str) -> None:
+    """Raise ``RecipeError`` if a column holds accuracies of some runs and mean rewards of others."""
+    measures = {run.recorded.measure.name for run in runs if run.value(name) is not None}
+    if name in _MEASURED and len(measures) > 1:
+        raise RecipeError(
+            f"{option}: {name} is an {' in some runs and a '.join(sorted(measures))} in others; choose runs of one kind "
+            "first, as in --where recipe=NAME"
+        )
 
 
 def _is_number(value: Any) -> bool:
@@ -251,9 +259,10 @@ def ordered(runs: Sequence[ListedRun], name: str, *, reverse: bool) -> list[List
     """Sort the runs by a column, a setting or a metric, ascending unless ``reverse``. Runs without a value come last.
 
     Raises:
-        RecipeError: no run has ``name``.
+        RecipeError: no run has ``name``, or it is an accuracy of some runs and a mean reward of others.
     """
     known_name(name, runs, "--sort")
+    _one_measure(name, runs, f"--sort {name}")
     having = [run for run in runs if run.value(name) is not None]
     numeric = all(isinstance(run.value(name), int | float) for run in having)
     having.sort(key=lambda run: run.value(name) if numeric else str(run.value(name)), reverse=reverse)

@@ -45,7 +45,12 @@ def test_what_each_run_came_to_and_what_was_changed(
     first, last = found[variant_folders[0].name], found[variant_folders[-1].name]
     assert (first["best"], first["last"], first["steps"]) == (0.75, 0.5, 40)
     assert first["train"] == pytest.approx(0.4 + 0.01 * 38)  # the mean of steps 36 to 40
-    assert first["test"] == pytest.approx(0.90)  # after training, at its temperature
+    assert first["test"] == pytest.approx(0.90)  # after training, at the highest temperature
+    tested = variant_folders[1] / "evaluations" / "after.json"
+    scores = json.loads(tested.read_text())
+    scores["temperatures"]["0.7"] = {**scores["temperatures"]["1.0"], "accuracy": dict(mean=0.6, low=0.5, high=0.7)}
+    tested.write_text(json.dumps(scores))
+    assert listed(capsys, tmp_path)[variant_folders[1].name]["test"] == 0.6, "at training's where it was tested"
     assert "algorithm.loss" not in first["changed"]  # the same as in the shipped recipe of this name
     assert last["changed"]["algorithm.loss"] == "ppo"
     for folder in variant_folders:
@@ -94,6 +99,8 @@ def test_accuracies_and_mean_rewards_are_not_compared(variant_folders: list[Path
     said = r"--where train>0.1: train is an accuracy in some runs and a mean reward in others; choose runs of one kind"
     with pytest.raises(RecipeError, match=said):
         run_list.where(runs, ["train>0.1"])
+    with pytest.raises(RecipeError, match=r"--sort train: train is an accuracy in some runs"):
+        run_list.ordered(runs, "train", reverse=True)
     assert len(run_list.where(runs, ["algorithm.loss=ppo", "train>0.1"])) == 2
 
 
