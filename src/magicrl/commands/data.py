@@ -38,7 +38,7 @@ Inputs = Annotated[
 ]
 Output = Annotated[Path, Parameter(help="The run folder; the same command again continues where it stopped.")]
 Sets = Annotated[Overrides, Parameter(help="A setting of the step, KEY=VALUE (repeatable).")]
-Settings = Annotated[Path | None, Parameter(help="Take the step's settings from this pipeline; default: the defaults.")]
+Settings = Annotated[Path | None, Parameter(help="Run all such steps of this pipeline, in order; default: one step.")]
 StepName = Literal["clean", "dedup", "decontaminate", "difficulty", "judge", "mix"]
 
 
@@ -105,23 +105,24 @@ def import_(
     if output is None:
         raise RecipeError("magicrl data import needs --output DIR")
     source: dict[str, Any] = {"kind": kind} | ({"path": [os.path.abspath(path) for path in input]} if input else {})
-    return _run_alone({"sources": [source]}, "sources.0", set_ or [], output)
+    return _run_alone({"sources": [source]}, [f"sources.0.{text}" for text in set_ or []], output)
 
 
 def _alone(use: StepName, pipeline: Path | None, input: Sequence[str], output: Path, overrides: Sequence[str]) -> int:
-    """One step on the rows of files or of another run's step."""
+    """One step, or all such steps of a pipeline, on the rows of files or of another run's step."""
     from magicrl.pipeline.pipeline_schema import load_pipeline
 
-    step: dict[str, Any] = {"use": use}
+    steps: list[dict[str, Any]] = [{"use": use}]
     if pipeline is not None:
-        found = next((one for one in load_pipeline(pipeline).steps if one.use == use), None)
-        if found is None:
+        found = [one for one in load_pipeline(pipeline).steps if one.use == use]
+        if not found:
             raise RecipeError(f"{pipeline} has no step {use!r}")
-        step = found.model_dump(mode="json", exclude_none=True, exclude_unset=True) | step
+        steps = [one.model_dump(mode="json", exclude_none=True, exclude_unset=True) | steps[0] for one in found]
     stems = [Path(text).stem for text in input]
     names = [stem if stems.count(stem) == 1 else f"{stem}-{number}" for number, stem in enumerate(stems)]
     sources = [{"path": _rows_in(Path(text)), "name": name} for text, name in zip(input, names, strict=True)]
-    return _run_alone({"sources": sources, "steps": [step]}, "steps.0", overrides, output)
+    placed = [f"steps.{number}.{text}" for number in range(len(steps)) for text in overrides]
+    return _run_alone({"sources": sources, "steps": steps}, placed, output)
 
 
 @data_app.command
@@ -251,7 +252,7 @@ def _rows_in(path: Path) -> list[str]:
     return [f"{glob.escape(str(folder))}/*.parquet" for folder in folders]
 
 
-def _run_alone(tree: dict[str, Any], place: str, overrides: Sequence[str], output: Path) -> int:
+def _run_alone(tree: dict[str, Any], overrides: Sequence[str], output: Path) -> int:
     """A pipeline made of options: written as TOML into the run folder's place, so that errors show what was meant."""
     import tomli_w
 
@@ -260,8 +261,7 @@ def _run_alone(tree: dict[str, Any], place: str, overrides: Sequence[str], outpu
     output.mkdir(parents=True, exist_ok=True)
     written = output / "asked.toml"
     written.write_text(tomli_w.dumps({"name": output.name, **tree}))
-    full = [f"{place}.{text}" for text in overrides]
-    return _run(load_pipeline(written, full), written, output, full)
+    return _run(load_pipeline(written, overrides), written, output, overrides)
 
 
 def _run(config: PipelineConfig, path: Path, output: Path, overrides: Sequence[str]) -> int:

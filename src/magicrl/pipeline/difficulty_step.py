@@ -134,6 +134,11 @@ class Difficulty(PipelineStep[DifficultyStep]):
             known["sampler"].pop("model")  # the same weights elsewhere give the same samples
         return known
 
+    @property
+    def _drops(self) -> bool:
+        """Whether problems that are never or always solved are dropped."""
+        return self._settings.keep == "sometimes"
+
     def _model(self, context: Context) -> str:
         sampler = self._settings.sampler
         if sampler.gguf_package is not None:
@@ -301,7 +306,7 @@ class Difficulty(PipelineStep[DifficultyStep]):
             _, correct, counted, total = counts[name]
             if counted == 0:
                 return Drop("no sample could be judged", f"{total} samples")
-            if self._settings.keep == "sometimes" and correct in (0, counted):
+            if self._drops and correct in (0, counted):
                 word = "never solved" if correct == 0 else "always solved"
                 return Drop(f"{word} by {label}", f"{correct} of {counted} judged samples right, N = {total}")
             difficulty = {**entry.difficulty, label: failures_of_sixteen(correct, counted)}
@@ -313,13 +318,13 @@ class Difficulty(PipelineStep[DifficultyStep]):
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """Write ``work/difficulty.{txt,json,svg}``: the report's table for this model."""
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
-        told, text = difficulty_report(document)
+        told, text = difficulty_report(document, drops=self._drops)
         failures = Counter(failures_of_sixteen(c, n) for _, c, n, _ in document["counts"].values() if n)
         picture = bars(
             f"Problems by failures of 16, {document['model']}",
             [failures[number] for number in range(17)],
-            faint={0, 16},
-            note="0: always solved, 16: never solved; both are dropped",
+            faint={0, 16} if self._drops else (),
+            note=f"0: always solved, 16: never solved; both are {'dropped' if self._drops else 'kept'}",
         )
         write_atomically(folder.work / "difficulty.json", json.dumps(told, indent=1))
         write_atomically(folder.work / "difficulty.txt", text + "\n")
@@ -327,24 +332,26 @@ class Difficulty(PipelineStep[DifficultyStep]):
         context.watcher.note(text)
 
 
-def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict[str, Any], str]:
     """Count never (0/N), always (N/N) and sometimes solved problems by ability, and problems without a judged sample.
 
     Args:
         document: Contents of ``counts.json``, with (ability, correct, judged, N) by problem.
+        drops: Only problems that are sometimes solved are kept.
 
     Returns:
         The counts as JSON values, and as text.
     """
     lines = [f"difficulty under {document['model']} (tau {document['temperature']:g}, T {document['max_tokens']})"]
-    lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{'kept':>10}{'unmeasured':>12}")
+    rest = "kept" if drops else "sometimes"
+    lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{rest:>10}{'unmeasured':>12}")
     table: list[dict[str, Any]] = []
     for ability, word in ABILITIES.items():
         rows = {name: row for name, row in document["counts"].items() if row[0] == ability}
         measured = [row for name, row in rows.items() if row[2] > 0 and name not in document["overlong"]]
         never = sum(correct == 0 for _, correct, _, _ in measured)
         always = sum(correct == counted for _, correct, counted, _ in measured)
-        shares = {"never": never, "always": always, "kept": len(measured) - never - always}
+        shares = {"never": never, "always": always, rest: len(measured) - never - always}
         if rows:
             unmeasured = len(rows) - len(measured)
             table.append({"ability": word, "problems": len(measured), **shares, "unmeasured": unmeasured})

@@ -104,6 +104,10 @@ class PipelineStep(ABC, Generic[S]):
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """Write reports and tables from the finished parts."""
 
+    def is_finished(self, context: Context) -> bool:
+        """Return whether files that ``finish`` wrote outside the step's folder are still there."""
+        return True
+
 
 def write_drops(folder: StepFolder, drops: Mapping[str, Drop]) -> None:
     """Store which rows to drop, by id, and why."""
@@ -151,7 +155,8 @@ def run_step(step: PipelineStep[Any], name: str, parts: Sequence[Part], context:
         folder.clear_except([part.name for part in made])  # parts of a removed source are deleted
         # also if no part is missing: a removed source changes the counts but no other part
         recorded = json.loads(folder.summary.read_text(encoding="utf-8")) if folder.summary.is_file() else {}
-        if missing or recorded.get("key") != own or recorded.get("inputs") != _keys_of(parts):
+        same = recorded.get("key") == own and recorded.get("inputs") == _keys_of(parts)
+        if missing or not same or not step.is_finished(context):
             step.finish(made, folder, context)
             counts = count_rows(folder)
             # every row is kept or dropped, none is lost

@@ -147,6 +147,13 @@ class Mix(PipelineStep[MixStep]):
             context.watcher.note(f"size = {size}: only {drawn} rows pass bands, caps and weights; all are drawn")
         write_card(self._config, context.output, folder, files)
 
+    def is_finished(self, context: Context) -> bool:
+        mixture = context.output / "mixture"
+        if not (mixture / "card.json").is_file():
+            return False
+        files = json.loads((mixture / "card.json").read_text(encoding="utf-8"))["files"]
+        return all((mixture / name).is_file() for name in ("ids.jsonl", "card.html", "card.md", *files))
+
 
 def quotas_of(
     available: Mapping[str, int], *, caps: Mapping[str, int], weights: Mapping[str, float], size: int | None

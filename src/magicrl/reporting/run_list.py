@@ -215,8 +215,8 @@ def _one_measure(name: str, runs: Sequence[ListedRun], option: str) -> None:
     measures = {run.recorded.measure.name for run in runs if run.value(name) is not None}
     if name in _MEASURED and len(measures) > 1:
         raise RecipeError(
-            f"{option}: {name} is an {' in some runs and a '.join(sorted(measures))} in others; choose runs of one kind "
-            "first, as in --where recipe=NAME"
+            f"{option}: {name} is an {' in some runs and a '.join(sorted(measures))} in others; choose runs of one "
+            "kind first, as in --where recipe=NAME"
         )
 
 

@@ -183,7 +183,7 @@ def test_early_stopping_says_how_many_it_closed_wrongly() -> None:
     counts = {"early": ["math", 0, 4, 16], "whole": ["math", 0, 16, 16], "sometimes": ["math", 1, 4, 16]}
     document = {"model": "m", "temperature": 1.0, "max_tokens": 8, "overlong": {}, "counts": counts}
     document |= {"samples": {"wanted": 48, "made": 24, "saved": 24}, "early_stop": EarlyStop().model_dump()}
-    told, _ = difficulty_report(document)
+    told, _ = difficulty_report(document, drops=True)
     # only the first problem might still be solved: B(4.5, 0.5) / B(16.5, 0.5) of such problems stay unsolved
     assert told["expected_errors"] == round(1 - betabinom.pmf(0, 12, 0.5, 4.5), 2)
     (row,) = told["table"]
@@ -200,6 +200,10 @@ def test_a_second_model_is_measured_under_its_own_reasoning_and_keeps_the_first_
     assert all(entry.difficulty.keys() == entry.notes["pass_rate"].keys() == {"tiny", "strict"} for entry in kept)
     assert min(entry.difficulty["tiny"] for entry in kept) < 16
     assert {entry.difficulty["strict"] for entry in kept} == {16}, "without </think> no response has an answer"
+    work = run.output / "02-difficulty" / "work"
+    assert json.loads((work / "difficulty.json").read_text())["table"][0]["sometimes"] == 0
+    assert re.search(r"N/N +sometimes +unmeasured", (work / "difficulty.txt").read_text())
+    assert "both are kept" in (work / "difficulty.svg").read_text()
 
 
 def test_two_models_of_one_name_are_refused(pipeline: dict[str, Any], run: Any) -> None:

@@ -99,6 +99,12 @@ def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
     told = Told()
     run(pipeline, told)
     assert told.missing == {"01-clean": 0, "02-dedup": 0, "03-mix": 0}
+    mixture = run.output / "mixture"
+    for name in ("card.json", "train.parquet"):  # removed by hand
+        (mixture / name).unlink()
+        run(pipeline, told)
+        assert (mixture / name).is_file()
+    assert told.missing == {"01-clean": 0, "02-dedup": 0, "03-mix": 0}
     pipeline["steps"][2]["caps"] = {"b": 1}
     run(pipeline, told)
     assert told.missing == {"01-clean": 0, "02-dedup": 0, "03-mix": 5}

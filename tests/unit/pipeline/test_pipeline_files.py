@@ -20,6 +20,7 @@ from magicrl.pipeline.entry import is_entry
 from magicrl.pipeline.frame import Watcher
 from magicrl.pipeline.parts import read_part
 from magicrl.pipeline.pipeline_schema import PipelineConfig, load_pipeline
+from magicrl.pipeline.stats import counts_of
 
 RECIPES = Path(__file__).resolve().parents[3] / "src" / "magicrl" / "recipes" / "data"
 
@@ -128,6 +129,15 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
     assert "dropped: in test set t" in capsys.readouterr().out
     assert command("import", "--list") == 0
     assert "fixture" in capsys.readouterr().out
+
+
+def test_a_step_alone_runs_all_such_steps_of_a_pipeline(write_rows: Callable[..., Path], tmp_path: Path) -> None:
+    inputs = [write_rows(f"{name}.jsonl", [{"problem": "What is 1 + 1?", "answer": "2"}]) for name in "ab"]
+    words = ["dedup", *(word for path in inputs for word in ("--input", str(path))), "--pipeline", "skywork-or1"]
+    settings = ["--set", 'settings.stages=["exact"]', "--output", str(tmp_path / "out")]
+    assert data_app([*words, *settings], result_action="return_value") == 0
+    kept = {step.step: step.kept for step in counts_of(tmp_path / "out")}
+    assert kept == {"import": 2, "01-dedup-within": 2, "02-dedup-across": 1}, "one copy across the sources"
 
 
 def test_a_pipeline_stops_after_a_step_and_another_run_takes_the_rows_of_its_last_one(

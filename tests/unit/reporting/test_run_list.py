@@ -48,7 +48,8 @@ def test_what_each_run_came_to_and_what_was_changed(
     assert first["test"] == pytest.approx(0.90)  # after training, at the highest temperature
     tested = variant_folders[1] / "evaluations" / "after.json"
     scores = json.loads(tested.read_text())
-    scores["temperatures"]["0.7"] = {**scores["temperatures"]["1.0"], "accuracy": dict(mean=0.6, low=0.5, high=0.7)}
+    accuracy = {"mean": 0.6, "low": 0.5, "high": 0.7}
+    scores["temperatures"]["0.7"] = {**scores["temperatures"]["1.0"], "accuracy": accuracy}
     tested.write_text(json.dumps(scores))
     assert listed(capsys, tmp_path)[variant_folders[1].name]["test"] == 0.6, "at training's where it was tested"
     assert "algorithm.loss" not in first["changed"]  # the same as in the shipped recipe of this name
