@@ -106,6 +106,8 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
 
     require_ray()
     config = None if recipe is None else load_train_recipe(recipe)
+    if config is not None and config.cluster is None:
+        raise RecipeError(f"{recipe} has no [cluster] to check; add that section, or leave the recipe out")
     cluster = ClusterConfig(address="auto") if config is None or config.cluster is None else config.cluster
     if address is not None:
         cluster = cluster.model_copy(update={"address": address})
@@ -114,7 +116,7 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
     with connected(cluster):
         found = nodes()
         findings = examine_cluster(found, megabytes=megabytes, probe=start_probe)
-        if config is not None and config.cluster is not None:
+        if config is not None:
             from magicrl.distributed.cluster_parts import ClusterParts
 
             try:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from magicrl.commands.evaluation_display import EvalDisplay, say, show_benchmarks, show_comparison, show_results
 from magicrl.commands.given import in_python, model_text
-from magicrl.commands.options import Flag, as_command, taking
+from magicrl.commands.options import Flag, as_command, check_read, taking
 from magicrl.commands.run_folder import framed
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import benchmark_sources, load_benchmarks
@@ -167,7 +167,9 @@ def _present(
         return 0
     if inspect_logs is not None and (compare is not None or run is not None):
         raise RecipeError("--inspect-logs needs --model; for a checkpoint: magicrl eval --merge --output DIR/step-N")
+    named = {_SINGULAR.get(name, name): value for name, value in work.keywords.items()} | {"run": run, "follow": follow}
     if compare is not None:
+        check_read("--compare", {**named, "merge": merge}, reads=["output"])
         from magicrl.evaluation.comparison import compare_all, save_comparison
 
         document = compare_all(compare)
@@ -178,7 +180,10 @@ def _present(
         return 0
     if output is None:
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
+    if follow and run is None:
+        raise RecipeError("--follow needs --run RUN, the run whose checkpoints are evaluated")
     if merge:
+        check_read("--merge", named, reads=_MERGED)
         # those named, else every folder of the output that holds a job
         names = sorted(path.parent.name for path in output.glob("*/job.json"))
         if given.benchmarks:
@@ -341,6 +346,10 @@ _GROUPS = {
     "run": "Runs and existing results",
 }
 """First parameter of each group in ``--help``, and the group's title. Parameters of `_present` come last."""
+_SINGULAR = {"benchmarks": "benchmark", "fields": "field", "engine_options": "engine_option"}
+"""Names in a terminal of options that are repeated there."""
+_MERGED = ("output", "benchmark", "pass_at", "majority_at", "fresh_limits", "price_in", "price_out")
+"""Options that ``--merge`` reads: it generates nothing."""
 _TYPED = {
     "benchmarks": Annotated[list[str], Parameter(name="--benchmark", negative=(), consume_multiple=False)],
     "fields": Annotated[list[str] | None, Parameter(name="--field", negative=(), consume_multiple=False)],

@@ -17,6 +17,8 @@ from typing import Annotated, Any, ParamSpec, TypeVar
 
 from cyclopts import Group, Parameter
 
+from magicrl.config.errors import RecipeError
+
 Flag = Annotated[bool, Parameter(negative=())]
 _REPEATED = Parameter(negative=(), consume_multiple=False)
 Overrides = Annotated[list[str] | None, Parameter(name="--set"), _REPEATED]
@@ -132,6 +134,18 @@ def as_command(
     command.__signature__ = inspect.Signature(parameters, return_annotation=int)  # type: ignore[attr-defined]
     command.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": int}
     return command
+
+
+def check_read(mode: str, given: Mapping[str, Any], *, reads: Collection[str] = ()) -> None:
+    """Raise ``RecipeError`` for an option that is given and that the option ``mode`` does not read.
+
+    Args:
+        mode: option that decides what the command does, ``--compare``.
+        given: values of the other options by name.
+        reads: names of those that ``mode`` reads.
+    """
+    for name in (name for name, value in given.items() if value and name not in reads):
+        raise RecipeError(f"--{name.replace('_', '-')} has no effect with {mode}; leave one of the two out")
 
 
 def _terminal_type(function: Callable[..., Any], annotation: str) -> Any:

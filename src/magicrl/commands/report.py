@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from magicrl.commands.options import Flag
+from magicrl.commands.options import Flag, check_read
 from magicrl.config.errors import RecipeError
 from magicrl.reporting.comparison_page import is_evaluation, write_comparison_page
 from magicrl.reporting.run_page import HOST, report_server, write_run_page
@@ -51,17 +51,20 @@ def report(
     console = Console(emoji=False, highlight=False, soft_wrap=True)
     if not folders:
         raise RecipeError("magicrl report needs at least one folder of magicrl train or magicrl eval")
+    if port and not serve:
+        raise RecipeError("--port needs --serve")
     if serve:
+        check_read("--serve", {"output": output, "x": x, "group_by": group_by})
         if folders[1:]:
             raise RecipeError("--serve shows one run; leave it out to write a page that compares several")
         with report_server(folders[0], port) as server, contextlib.suppress(KeyboardInterrupt):  # its normal end
             console.print(f"http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", markup=False)
             server.serve_forever()
         return 0
+    if len(folders) == 1 and (x is not None or group_by):
+        option = "--x" if x is not None else "--group-by"
+        raise RecipeError(f"{option} belongs to a comparison: name two folders or more")
     if len(folders) == 1 and not is_evaluation(folders[0]):
-        if x is not None or group_by:
-            option = "--x" if x is not None else "--group-by"
-            raise RecipeError(f"{option} belongs to a comparison: name two folders or more")
         console.print(f"report: {write_run_page(folders[0], output)}")
         return 0
     target = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))

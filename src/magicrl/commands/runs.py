@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from magicrl.commands.options import Several
+from magicrl.commands.options import Several, check_read
 
 if TYPE_CHECKING:
     from magicrl.reporting.run_list import ListedRun
@@ -63,6 +63,8 @@ def runs(
     """
     from magicrl.reporting import run_list
 
+    if compare is not None:
+        check_read("--compare", {"where": where, "sort": sort, "reverse": reverse})
     console = Console(emoji=False, highlight=False)
     found, left_out = run_list.list_runs(folder)
     listed = run_list.where(found, where or [])

@@ -198,6 +198,9 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--benchmark", "gsm9k"], "did you mean 'gsm8k'?"),
         (["--inspect-logs", "logs", "--compare", "a", "b"], "--inspect-logs needs --model"),
         (["--inspect-logs", "logs", "--run", "a"], "--inspect-logs needs --model"),
+        (["--compare", "a", "b"], "--model has no effect with --compare; leave one of the two out"),
+        (["--merge"], "--model has no effect with --merge; leave one of the two out"),
+        (["--follow"], "--follow needs --run RUN"),
     ],
 )
 def test_a_wrong_option_is_refused_before_a_model_is_loaded(more: list[str], message: str, tmp_path: Path) -> None:

@@ -216,6 +216,20 @@ def test_table_two_side_by_side_and_the_page(
     assert re.search(r"problems of data\.train +11111111 +22222222", pair)
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("runs --compare a b --sort best", "--sort has no effect with --compare"),
+        ("report a --serve --output page.html", "--output has no effect with --serve"),
+        ("report a --port 8000", "--port needs --serve"),
+        ("cluster doctor quickstart", r"quickstart has no \[cluster\] to check"),
+    ],
+)
+def test_an_option_or_a_recipe_without_effect_is_refused(words: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        app(words.split(), result_action="return_value")
+
+
 def test_a_broken_run_is_named_and_the_others_are_shown(
     variant_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
