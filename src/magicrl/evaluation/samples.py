@@ -182,7 +182,7 @@ def by_problem(rows: Iterable[SampleRow], order: Sequence[str]) -> list[list[Sam
 
 SCHEMA_VERSION = 1
 RESULTS = "results.json"
-_WARNED = ("python", "versions", "machine")
+_WARNED = ("python", "versions", "machine", "device")
 Job: TypeAlias = dict[str, Any]
 """One benchmark's sampling job, in the form of ``job.json``.
 
@@ -254,8 +254,10 @@ class EvaluationFolder:
         # never fewer: existing samples stay, since an earlier call requested them
         if job["samples"] > former["samples"]:
             self._write({**former, "samples": job["samples"]})
-        then, now = (one["recorded"].get("environment") or {} for one in (former, job))
-        return differences({name: then.get(name) for name in _WARNED}, {name: now.get(name) for name in _WARNED})
+        recorded = (one["recorded"] for one in (former, job))
+        facts = [{**(known.get("environment") or {}), **(known.get("engine") or {})} for known in recorded]
+        then, now = ({name: known.get(name) for name in _WARNED} for known in facts)
+        return differences(then, now)
 
     def _write(self, job: Job) -> None:
         write_atomically(self._job, json.dumps({"schema_version": SCHEMA_VERSION, **job}, indent=1))

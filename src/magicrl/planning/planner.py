@@ -319,7 +319,7 @@ def make_plan(
         calibration=calibration,
         placed=placed,
         stages=tuple(stages),
-        what_if=_what_if(config, system, options, staleness, stages[longest_stage(stages)].work) if what_if else {},
+        what_if=_what_if(config, system, options, staleness, stages) if what_if else {},
         settings=recipe_settings(config, needed, placed, staleness),
         dtype=config.model.dtype,
         stated=stated,
@@ -327,7 +327,7 @@ def make_plan(
 
 
 def _what_if(
-    config: TrainConfig, system: System, options: Options, staleness: int, work: Workload
+    config: TrainConfig, system: System, options: Options, staleness: int, stages: Sequence[StagePlan]
 ) -> Mapping[str, float | None]:
     """Return the seconds per step with twice the accelerators, more staleness, twice D_R, and twice the group size.
 
@@ -339,13 +339,19 @@ def _what_if(
         step = best_step(needed, system, gpus, staleness, changed)
         return None if step is None else step[1]
 
+    index = longest_stage(stages)
+    work, stage = stages[index].work, config.stages[index]
     found: dict[str, float | None] = {}
     if system.hardware.gpus_per_node > 1:  # else the machine has only one accelerator
         found[f"{2 * options.gpus} accelerators"] = seconds(work, gpus=2 * options.gpus)
         if options.gpus > 1:
             found[f"staleness {staleness + 1}"] = seconds(work, staleness=staleness + 1)
-    found[f"D_R {2 * work.rollout_batch}"] = seconds(replace(work, rollout_batch=2 * work.rollout_batch))
-    found[f"group size {2 * work.group_size}"] = seconds(replace(work, group_size=2 * work.group_size))
+    for name, key, value in (
+        ("D_R", "rollout_batch", 2 * stage.rollout_batch),  # with the recipe's D_T, so that there are more updates
+        ("group size", "group_size", 2 * stage.group_size),
+    ):
+        changed = stage.model_copy(update={key: value})
+        found[f"{name} {value}"] = seconds(workload(config.in_stage(index), changed, options, work.lengths))
     return found
 
 

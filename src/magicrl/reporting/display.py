@@ -154,7 +154,9 @@ class RunPanel:
     def step(self, metrics: StepMetrics, seconds: float | None) -> bool:
         """Record a step that took ``seconds``. Return True for the first step and the first step of a stage."""
         first = self.metrics is None or metrics.stage not in self._stage_began
-        self._stage_began.setdefault(metrics.stage, metrics.step)
+        # a resumed run shows no first step of its stage, and earlier stages had at most these steps
+        latest = sum(self._stage_steps[: metrics.stage]) + 1
+        self._stage_began.setdefault(metrics.stage, min(metrics.step, latest))
         self.metrics = metrics
         self.phase = None
         if seconds is not None:

@@ -121,9 +121,12 @@ def test_more_samples_keep_those_that_exist(
 ) -> None:
     model = tiny_models[0]
     run(model, sums, tmp_path / "out", replace(SETTINGS, samples=1))
+    begun = tmp_path / "out" / "sums" / "job.json"
+    begun.write_text(begun.read_text().replace('"device": "cpu"', '"device": "cuda"'))
     watcher = Watcher()
     grown = results(run(model, sums, tmp_path / "out", watcher=watcher))
     assert len(watcher.seen) == 30
+    assert "sums: device: was cuda, is now cpu since the job was begun; samples may differ" in watcher.notes[0]
     assert grown["scored_sha256"] == whole["scored_sha256"]
     fewer = results(run(model, sums, tmp_path / "out", replace(SETTINGS, samples=2)))
     assert (fewer["samples"], fewer["usage"]["samples"]) == (2, 40), "those beyond are there and are not scored"

@@ -102,6 +102,13 @@ def test_a_teacher_needs_memory_unless_it_is_served_or_the_policy_itself() -> No
     assert demand(CONFIG, SEVEN, H800, alone).teacher == 0
 
 
+def test_a_larger_batch_is_planned_with_the_recipe_s_mini_batch() -> None:
+    options, sets = Options(gpus=32), ["stages.0.mini_batch=16"]
+    plan = make_plan(load_train_recipe(PAPER, sets), SEVEN, H800, options)
+    doubled = load_train_recipe(PAPER, [*sets, "stages.0.rollout_batch=128"])
+    assert plan.what_if["D_R 128"] == make_plan(doubled, SEVEN, H800, options, what_if=False).stages[0].seconds
+
+
 def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
     plan = make_plan(CONFIG, SEVEN, H800, Options(gpus=32))
     layout, efficiency = plan.placed.layout, plan.calibration
