@@ -55,6 +55,12 @@ class System:
     shape: ModelShape
     hardware: Hardware
     efficiency: Efficiency
+    adapters: int = 0  # parameters of LoRA adapters; 0: all parameters are trained
+
+    @property
+    def trained(self) -> int:
+        """Number of trained parameters."""
+        return self.adapters or self.shape.parameters
 
     def collective_bandwidth(self, gpus: int) -> float:
         """Return bytes/s of each accelerator in a collective over ``gpus``: the link in a node, the network beyond."""
@@ -113,13 +119,17 @@ def forward_flops(shape: ModelShape, tokens: float, mean_context: float, *, head
     return forward - (0.0 if head_tokens is None else _head_flops(shape, tokens - head_tokens))
 
 
-def learner_flops(shape: ModelShape, tokens: float, mean_context: float, *, recompute: float) -> float:
+def learner_flops(
+    shape: ModelShape, tokens: float, mean_context: float, *, recompute: float, adapters: int = 0
+) -> float:
     """Return the FLOPs of forward and backward, three times the forward (6 N per token).
 
-    Recomputation adds a forward of the layers for the share ``recompute`` of the tokens.
+    With LoRA the frozen weights need no gradient, which is a third of their products. Recomputation adds a forward of
+    the layers for the share ``recompute`` of the tokens.
     """
     forward = forward_flops(shape, tokens, mean_context)
-    return 3.0 * forward + recompute * (forward - _head_flops(shape, tokens))
+    saved = tokens * (2.0 * shape.multiplied_parameters - 6.0 * adapters) if adapters else 0.0
+    return 3.0 * forward - saved + recompute * (forward - _head_flops(shape, tokens))
 
 
 def _head_flops(shape: ModelShape, tokens: float) -> float:
@@ -184,9 +194,10 @@ def exchange_seconds(system: System, exchange: Exchange, gpus: int, micro_batche
     shards = exchange.shards or gpus
     copies, parameters = gpus // shards, system.shape.parameters
     sums = updates if exchange.reduce_once else micro_batches
-    inside = (shards - 1) / shards * parameters * (2 * BF16 * micro_batches + exchange.reduce_bytes * sums)
+    moved = 2 * BF16 * micro_batches * parameters + exchange.reduce_bytes * sums * system.trained
+    inside = (shards - 1) / shards * moved
     meetings = updates if exchange.reduce_bytes == FLOAT32 else sums
-    across = 2 * (copies - 1) / copies * parameters / shards * exchange.reduce_bytes * meetings
+    across = 2 * (copies - 1) / copies * system.trained / shards * exchange.reduce_bytes * meetings
     return inside / system.collective_bandwidth(shards) + across / system.collective_bandwidth(gpus)
 
 
@@ -203,10 +214,10 @@ def learner_seconds(
     sequence parallelism, Ulysses' four exchanges of activations per layer. The arithmetic is that of the slowest rank
     (``straggling``). A sample is not divided over more than its sequence-parallel group, so that ranks beyond the
     number of samples are idle. The optimizer reads and writes master weights, moments and gradient of its shard (28
-    bytes per parameter).
+    bytes per trained parameter).
     """
     shape, hardware, efficiency = system.shape, system.hardware, system.efficiency
-    flops = learner_flops(shape, work.tokens, work.mean_context, recompute=work.recompute)
+    flops = learner_flops(shape, work.tokens, work.mean_context, recompute=work.recompute, adapters=system.adapters)
     groups = max(1, gpus // sequence_parallel)
     spread = straggling(groups, work.responses / (groups * work.sgd_steps), work.variation)
     busy = min(gpus, sequence_parallel * work.responses / work.sgd_steps)
@@ -218,7 +229,7 @@ def learner_seconds(
         passes = 3.0 + work.recompute
         exchanged = passes * 4.0 * shape.layers * work.tokens / gpus * shape.hidden * BF16
         communication += exchanged / system.collective_bandwidth(sequence_parallel)
-    shard = shape.parameters / (given.shards or gpus)
+    shard = system.trained / (given.shards or gpus)
     optimizer = work.sgd_steps * 28.0 * shard / (hardware.bandwidth * efficiency.weights)
     return max(compute, communication) + optimizer
 

@@ -134,7 +134,7 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
 def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Demand:
     """Return the settings that determine memory. One accelerator runs the in-process engine with its limits."""
     longest = max(stage.max_tokens for stage in config.stages)
-    single, lora = options.gpus == 1, config.model.lora
+    single = options.gpus == 1
     prompt = config.data.max_prompt_tokens if longest >= LONG_CONTEXT else (options.prompt or PROMPT)
     # a served teacher needs no memory here, and without a model the policy is its own teacher
     teacher = None if config.teacher is None or config.teacher.server is not None else config.teacher.model
@@ -152,8 +152,14 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
         teacher=0 if teacher is None else load_shape(teacher).parameters,
         rows=config.rollout.max_rows if single else 256,
         cache_limit=config.rollout.memory_limit_mb * 2.0**20 if single else float("inf"),
-        adapters=0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),
+        adapters=adapter_parameters(config, shape),
     )
+
+
+def adapter_parameters(config: TrainConfig, shape: ModelShape) -> int:
+    """Return the number of parameters that LoRA trains; 0 without it."""
+    lora = config.model.lora
+    return 0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules)
 
 
 def flops_bound(shape: ModelShape, hardware: Hardware, work: Workload, gpus: int) -> dict[str, float]:
@@ -285,7 +291,8 @@ def make_plan(
     calibration = load_calibration(hardware.name, shape.hidden)
     if options.other is not None:
         calibration = replace(calibration, other=options.other)
-    system, needed = System(shape, hardware, calibration), demand(config, shape, hardware, options)
+    needed = demand(config, shape, hardware, options)
+    system = System(shape, hardware, calibration, needed.adapters)
     longest = max(stage.max_tokens for stage in config.stages)
     if shape.context is not None and longest + (options.prompt or 1) > shape.context:
         raise ValueError(
@@ -367,7 +374,7 @@ def over_gpus(config: TrainConfig, plan: Plan) -> dict[int, StagePlan | None]:
     None where nothing fits.
     """
     now, options = plan.stages[longest_stage(plan.stages)], plan.options
-    system = System(plan.shape, plan.hardware, plan.calibration)
+    system = System(plan.shape, plan.hardware, plan.calibration, adapter_parameters(config, plan.shape))
     counts = {round(options.gpus * f) for f in (0.25, 0.5, 1, 2, 4, 8) if options.gpus * f >= 1}
     found: dict[int, StagePlan | None] = {options.gpus: now}
     for count in (counts - {options.gpus}) if plan.hardware.gpus_per_node > 1 else ():

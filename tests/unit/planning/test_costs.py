@@ -130,6 +130,10 @@ def test_learner_by_hand() -> None:
     optimizer = 28 * TOY.parameters / 50
     assert learner_seconds(TOY_SYSTEM, work, 1) == pytest.approx(3000 * forward / 500 + optimizer)
     assert logprob_seconds(TOY_SYSTEM, 10, 5, 2) == pytest.approx(10 * forward / 1000)
+    # LoRA: the products of frozen weights have no gradient of the weights, a third of theirs
+    adapted = 3000 * forward - 1000 * (2 * 192 - 6 * 20)
+    found = learner_seconds(System(TOY, MACHINE, HALF, adapters=20), work, 1)
+    assert found == pytest.approx(adapted / 500 + 28 * 20 / 50)
 
 
 def test_many_small_micro_batches_are_bound_by_communication() -> None:
@@ -158,6 +162,10 @@ def test_copies_of_the_model_meet_once_an_update(
     assert link != network
     assert MACHINE.gpus_per_node == 2
     assert found == pytest.approx(TOY.parameters * (bytes_inside / link + bytes_across / network))
+    adapted = exchange_seconds(replace(TOY_SYSTEM, adapters=20), exchange, 4, 3, 2)
+    frozen = 3 * 0.5 * 4  # only weights are gathered
+    sums = 20 * ((bytes_inside - frozen) / link + bytes_across / network)
+    assert adapted == pytest.approx(TOY.parameters * frozen / link + sums)
     # one copy over both nodes, and one on every accelerator
     all_ranks = exchange_seconds(TOY_SYSTEM, Exchange(), 4, 3, 2)
     assert all_ranks == pytest.approx(TOY.parameters * 3 * 0.75 * 8 / network)
