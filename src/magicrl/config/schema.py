@@ -46,17 +46,17 @@ class StartConfig(Section):
 class TransitionConfig(Section):
     """Rule that ends a stage before its ``max_steps``.
 
-    ``converged``: the upper confidence bound of the accuracy gain expected over the next ``horizon`` steps is below
-    ``delta``. ``truncation``: the share of truncated responses has been below ``truncation_below`` for ``window``
-    steps. ``fixed``: the stage always has ``max_steps`` steps.
+    ``converged``: the upper confidence bound of the gain of accuracy (of mean reward where rewards are graded)
+    expected over the next ``horizon`` steps is below ``delta``. ``truncation``: the share of truncated responses has
+    been below ``truncation_below`` for ``window`` steps. ``fixed``: the stage always has ``max_steps`` steps.
     """
 
     rule: Literal["converged", "truncation", "fixed"] = "converged"
     """Name of the rule (described above)."""
     horizon: int = Field(default=20, ge=1)
-    """H, the number of steps for which the accuracy gain is predicted."""
+    """H, the number of steps for which the gain is predicted."""
     delta: float = Field(default=0.02, gt=0)
-    """Accuracy gain (0 to 1) that is too small to continue the stage for."""
+    """Gain that is too small to continue the stage for: of accuracy (0 to 1), or of a graded reward, in its units."""
     window: int = Field(default=20, ge=4)
     """Number of measurements between two tests of the rule, and the minimum number of measurements in a test."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)

@@ -32,7 +32,7 @@ class StageSchedule:
 
     A stage ends when its rule says so and it had ``min_steps``, or at ``max_steps``. The convergence test reads
     validation accuracy where it is measured, else training accuracy before rejection, corrected for the prompts that a
-    filter removed.
+    filter removed. Where rewards are graded, it reads the mean reward instead.
     """
 
     def __init__(self, stages: Sequence[StageConfig]) -> None:
@@ -48,7 +48,7 @@ class StageSchedule:
         return self._stages[self.index] if self.index < len(self._stages) else None
 
     def observe_accuracy(self, accuracy: float, standard_error: float | None) -> None:
-        """Observe one measured accuracy (of validation, or of training where there is no validation)."""
+        """Observe one measured accuracy or mean reward (of validation, or of training without validation)."""
         if isinstance(self._test, ConvergenceTest):
             # Steps of this stage only: a curve never extends over a change of T.
             self._converged |= self._test.observe(self._steps, accuracy, standard_error)

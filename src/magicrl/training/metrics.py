@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,15 +99,11 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     of_groups = [np.array([c.num_sampled for c in g.group.completions]) for g in groups]
     lengths = np.concatenate(of_groups)
     judged_lengths = np.concatenate([own[g.counted] for own, g in zip(of_groups, groups, strict=True)])
-    # A group without any verdict has no mean.
-    judged = [g for g in groups if g.counted.any()]
     finished = correct[~truncated]
     verified = [v.seconds for g in groups for v in g.verdicts]
     return {
         "train/accuracy/mean": _mean(correct),
-        "train/accuracy/standard_error": _clustered_error(
-            np.array([g.correct[g.counted].mean() for g in judged]), [g.group.request.problem.key for g in judged]
-        ),
+        "train/accuracy/standard_error": mean_error(groups, lambda group: group.correct),
         "train/accuracy_nontruncated/mean": _mean(finished),
         "train/reward/mean": _mean(rewards),
         "train/answered/ratio": float(np.mean([one for g in groups for one in g.answered])),
@@ -155,12 +151,18 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
     )
 
 
-def _clustered_error(values_N: NDArray[np.float64], keys: Sequence[str]) -> float | None:
-    """Return the standard error of a mean whose values correlate within a key; None with fewer than two keys."""
-    _, cluster = np.unique(keys, return_inverse=True)
-    residuals = np.bincount(cluster, weights=values_N - values_N.mean()) if len(keys) else np.zeros(0)
+def mean_error(groups: Sequence[ScoredGroup], of: Callable[[ScoredGroup], NDArray[Any]]) -> float | None:
+    """Return the standard error of the mean of ``of(group)`` (``[G]``), clustered by prompt.
+
+    It is None with fewer than two prompts.
+    """
+    # A group without any verdict has no mean.
+    judged = [g for g in groups if g.counted.any()]
+    means = np.array([of(g)[g.counted].mean(dtype=np.float64) for g in judged])
+    _, cluster = np.unique([g.group.request.problem.key for g in judged], return_inverse=True)
+    residuals = np.bincount(cluster, weights=means - means.mean()) if judged else np.zeros(0)
     n = len(residuals)
-    return math.sqrt(n / (n - 1) * float((residuals**2).sum())) / len(keys) if n > 1 else None
+    return math.sqrt(n / (n - 1) * float((residuals**2).sum())) / len(judged) if n > 1 else None
 
 
 def custom_metrics(groups: Sequence[ScoredGroup]) -> Values:

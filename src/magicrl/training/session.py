@@ -59,6 +59,7 @@ from magicrl.training.diagnosis import conclude, judging_of, learning_facts, mea
 from magicrl.training.health import HealthMonitor
 from magicrl.training.learner import release_free_memory
 from magicrl.training.meters import Throughput
+from magicrl.training.metrics import mean_error
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import RemoteWorkers, TrainingStopped, WorkSpan, WritesShards
@@ -431,7 +432,7 @@ class Session:
         # checkpoint.
         self._record(metrics, result, spans)
         self._trainer.check(metrics)
-        self._observe_progress(metrics)
+        self._observe_progress(metrics, result.groups)
         ended = self._schedule.finish_step()
         if ended is not None:
             _, steps, reason = ended
@@ -446,19 +447,21 @@ class Session:
             self._begin_checkpoint()
         return metrics, result.groups
 
-    def _observe_progress(self, metrics: StepMetrics) -> None:
+    def _observe_progress(self, metrics: StepMetrics, groups: Sequence[ScoredGroup]) -> None:
         values = metrics.values
         truncation = values.get("train/truncation/ratio")
         if isinstance(truncation, float):
             self._schedule.observe_truncation(truncation)
-        measured, error = "train/accuracy_unfiltered/mean", "train/accuracy/standard_error"
+        # The mean reward is the accuracy, except that a graded reward can rise while no response is fully correct.
         if self._validation.active:
-            # A graded reward may never be fully correct.
             kind = "reward" if "validation/reward/mean" in values else "accuracy"
-            measured, error = f"validation/{kind}/mean", f"validation/{kind}/standard_error"
-        accuracy, spread = values.get(measured), values.get(error)
-        if isinstance(accuracy, float):
-            self._schedule.observe_accuracy(accuracy, spread if isinstance(spread, float) else None)
+            measured, error = values.get(f"validation/{kind}/mean"), values.get(f"validation/{kind}/standard_error")
+        else:
+            measured, error = values["train/reward/mean"], mean_error(groups, lambda group: group.rewards)
+            if isinstance(measured, float):
+                measured = accuracy_over_all(measured, len(self._sampler.remaining), removed_correct=self._solved)
+        if isinstance(measured, float):
+            self._schedule.observe_accuracy(measured, error if isinstance(error, float) else None)
 
     def _record(self, metrics: StepMetrics, result: StepResult, spans: Sequence[WorkSpan]) -> None:
         self._folder.step(metrics)

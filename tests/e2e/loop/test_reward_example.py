@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from magicrl.commands.main import app
+from magicrl.training.curriculum import StageSchedule
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "reward.py"
 
@@ -21,6 +22,8 @@ def test_the_example_trains_and_is_evaluated(tmp_path: Path, monkeypatch: pytest
     runpy.run_path("reward.py", run_name="__main__")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")  # the path is relative to the recipe's folder
+    curve: list[tuple[float, float | None]] = []
+    monkeypatch.setattr(StageSchedule, "observe_accuracy", lambda _, value, error: curve.append((value, error)))
     short = ["--set", "stages.0.max_steps=8", "--output", str(tmp_path / "run")]
     assert app(["train", str(tmp_path / "recipe.toml"), *short], result_action="return_value") == 0
     monkeypatch.chdir(tmp_path)
@@ -31,6 +34,9 @@ def test_the_example_trains_and_is_evaluated(tmp_path: Path, monkeypatch: pytest
         assert row["reward/digits"] > 0
         assert row["groups/rejected/ratio"] < 0.5, "groups in which nobody is right have something to learn from"
     assert rows[-1]["train/reward/mean"] > rows[0]["train/reward/mean"]
+    # The reward decides convergence: the accuracy stays near 0 while it rises.
+    assert [value for value, _ in curve] == pytest.approx([row["train/reward/mean"] for row in rows])
+    assert all(error > row["train/accuracy/standard_error"] for (_, error), row in zip(curve, rows, strict=True))
     told = [json.loads(line)["message"] for line in Path("run/events.jsonl").read_text().splitlines()]
     assert not [text for text in told if text.startswith("test ") and "accuracy" in text]
     learning = json.loads(Path("run/run.json").read_text())["learning"]
