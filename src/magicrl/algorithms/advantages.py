@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from magicrl.algorithms.token_weights import as_numbers
 from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, Verdict, frozen_floats, reward_earned
 from magicrl.registry import resolve
 
@@ -392,14 +393,14 @@ def scored_advantages(
 
 def _as_numbers(returned: object, responses: int) -> Tensor:
     """Return what an advantage function returned, a tensor, an array or a list, as float64 ``[responses]``."""
-    try:
-        return torch.as_tensor(returned, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError):
+    found = as_numbers(returned)
+    if found is None:
         kind = type(returned).__name__
         raise AdvantageError(
             f"an advantage must return {responses} numbers, one per response, as a tensor, an array or a list; got "
             f"{kind} ({returned!r:.60})"
-        ) from None
+        )
+    return found
 
 
 MinibatchMode: TypeAlias = Literal["keep_n_sgd", "keep_d_t"]

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -251,15 +251,33 @@ def make_controller(reference: str, settings: ControllerSettings | None = None) 
     return made
 
 
-def coefficients_of(controller: EntropyController, entropy: float) -> dict[str, float]:
-    """Return a controller's further coefficients, {} if it has no ``coefficients(entropy)``.
+def coefficients_of(
+    controller: EntropyController, entropy: float, named: str = "entropy.controller"
+) -> tuple[float, dict[str, float]]:
+    """Return alpha_k, and a controller's further coefficients: {} if it has no ``coefficients(entropy)``.
+
+    ``named`` is the setting with its value, for errors.
 
     Raises:
-        ValueError: A coefficient is not a finite number.
+        ValueError: A coefficient is not a finite number, or alpha_k is negative.
     """
+
+    def number(what: str, value: Any) -> float:
+        try:
+            # A comparison or a text that was returned by mistake also converts.
+            found = math.nan if isinstance(value, bool | np.bool_ | str) else float(value)
+        except (TypeError, ValueError):
+            found = math.nan
+        if not math.isfinite(found):
+            raise ValueError(f"{named}: {what} is {value!r}; it must be a finite number")
+        return found
+
+    alpha = number("coefficient(entropy)", controller.coefficient(entropy))
+    if alpha < 0:
+        raise ValueError(f"{named}: coefficient(entropy) is {alpha}; it must be >= 0, since it multiplies a bonus")
     ask = getattr(controller, "coefficients", None)
-    found: dict[str, float] = {} if ask is None else {str(name): float(value) for name, value in ask(entropy).items()}
-    for name, value in found.items():
-        if not math.isfinite(value):
-            raise ValueError(f"the entropy controller's coefficient {name!r} is {value}")
-    return found
+    further: object = {} if ask is None else ask(entropy)
+    if not isinstance(further, Mapping):
+        raise ValueError(f"{named}: coefficients(entropy) must return a dict; got {type(further).__name__}")
+    given = cast("Mapping[Any, Any]", further)
+    return alpha, {str(name): number(f"the coefficient {name!r}", value) for name, value in given.items()}

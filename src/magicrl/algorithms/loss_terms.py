@@ -6,8 +6,10 @@ each token. A response is never split over two micro-batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +58,7 @@ def loss_terms(
     beta: float = 0.0,
     teacher: float = 0.0,
     correction: Correction = NONE,
+    named: str = "algorithm.loss",
 ) -> LossOutputs:
     """Return a micro-batch's share of Eq. 3.1: the sum of w * [-(policy + alpha * H) + beta * k3].
 
@@ -71,9 +74,11 @@ def loss_terms(
         beta: Coefficient of k3.
         teacher: Weight of (log pi_teacher - log pi_old), which is added to each token's advantage.
         correction: Sampler correction.
+        named: Setting and value that named the row, for errors.
 
     Raises:
-        ValueError: The inputs of a requested term are missing.
+        ValueError: The inputs of a requested term are missing, or the surrogate did not return a number with gradient
+            per token.
     """
     _check(row, inputs, alpha=alpha, beta=beta, teacher=teacher, correction=correction)
     mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
@@ -92,8 +97,13 @@ def loss_terms(
     got = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
     if got != [tuple(ratio.shape)] * 2:
         raise ValueError(
-            "a surrogate must return Surrogate(values, clipped), two tensors with a number per token, shape "
+            f"{named}: a surrogate must return Surrogate(values, clipped), two tensors with a number per token, shape "
             f"{tuple(ratio.shape)}, without a mean; got {', '.join(map(str, got))}"
+        )
+    # The whole loss can have a gradient from its entropy or KL term, which would then be all that is trained.
+    if own.logprobs.requires_grad and not surrogate.values.requires_grad:
+        raise ValueError(
+            f"{named}: the loss has no gradient; compute it from logprobs or ratio without detach() or item()"
         )
     corrected = correction_weights(correction, given)
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
@@ -194,6 +204,10 @@ def _measure(
     )
 
 
+_PARTS: tuple[tuple[Literal["correction", "loss"], str], ...] = (("correction", "correction"), ("loss", "policy_loss"))
+"""Parts of the policy term in the order in which one's numbers enter the next, with their sums."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossMetrics:
     """Sums and extremes over the loss tokens of one or more micro-batches.
@@ -224,6 +238,13 @@ class LossMetrics:
             maxima={k: torch.stack([p.maxima[k] for p in parts]).max() for k in first.maxima},
             minima={k: torch.stack([p.minima[k] for p in parts]).min() for k in first.minima},
         )
+
+    def faulty(self) -> Literal["correction", "loss"] | None:
+        """Return the part whose numbers are not finite although those of the models are; None if there is none."""
+        total = {k: float(v) for k, v in self.sums.items()}
+        if not all(math.isfinite(total[k]) for k in ("ratio", "entropy", "kl", "teacher_kl", "sampler_gap")):
+            return None
+        return next((part for part, key in _PARTS if not math.isfinite(total[key])), None)
 
     def values(self) -> dict[str, float]:
         """Return the metrics as numbers. Means are over the loss tokens merged so far.

@@ -130,6 +130,7 @@ def response_weights(
     *,
     num_loss_tokens: int,
     max_tokens: int | None = None,
+    named: str = "algorithm.reducer",
 ) -> Tensor:
     """Return the weight of every loss token of each response of a mini-batch.
 
@@ -139,12 +140,14 @@ def response_weights(
         group_index_N: Group of each response, any integers.
         num_loss_tokens: T_k. Must equal the sum of ``lengths_N``, which guards against passing one worker's share.
         max_tokens: T, the response-length limit. Required by ``constant``.
+        named: Setting and value that named the reducer, for errors.
 
     Returns:
         ``[N]`` float64.
 
     Raises:
-        ValueError: There are no loss tokens, or the weights are not ``[N]`` finite numbers.
+        ValueError: There are no loss tokens, or the weights are not ``[N]`` finite numbers >= 0, or no token has a
+            weight.
 
     Example: lengths 3, 5, 4, 2 in two groups of two. ``global_tokens`` gives 1/14 each; ``response_mean`` 1/12, 1/20,
     1/16, 1/8; ``sequence_sum`` 1/4 each; ``constant`` with T = 8 1/32 each.
@@ -154,10 +157,30 @@ def response_weights(
     if num_loss_tokens == 0:
         raise ValueError("a mini-batch without loss tokens has no loss; skip it")
     given = ReducerInputs(lengths, group_index_N, num_loss_tokens, max_tokens)
-    weights = torch.as_tensor(reducer(given), dtype=torch.float64)
-    if weights.shape != lengths.shape or not bool(weights.isfinite().all()):
-        raise ValueError(f"a reducer must return {len(lengths)} finite weights, one per response; got {weights}")
+    returned: object = reducer(given)
+    weights = as_numbers(returned)
+    # A negative weight unlearns what the advantage rewards. With 0 for all, only weight decay would move the policy.
+    if (
+        weights is None
+        or weights.shape != lengths.shape
+        or not bool((weights.isfinite() & (weights >= 0)).all())
+        or not bool((weights * lengths).any())
+    ):
+        raise ValueError(
+            f"{named}: a reducer must return {len(lengths)} finite weights >= 0, not all 0, one per response; got "
+            f"{returned!r:.200}"
+        )
     return weights
+
+
+def as_numbers(returned: object) -> Tensor | None:
+    """Return a tensor, an array or a list of numbers as float64; None for anything else, such as a comparison."""
+    try:
+        if torch.as_tensor(returned).dtype == torch.bool:
+            return None
+        return torch.as_tensor(returned, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        return None
 
 
 # --- sampler corrections ---------------------------------------------------------------------------------------

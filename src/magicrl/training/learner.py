@@ -107,7 +107,9 @@ class LocalLearner:
             samples = [batch.samples[i] for i in chosen]
             return self.accumulate(samples, weights[list(chosen)], controls, statistics, loss_scale=scale)
 
-        values, failure, culprit = self.optimizer.update(accumulate, len(batch.samples), controls.learning_rate)
+        values, failure, culprit = self.optimizer.update(
+            accumulate, len(batch.samples), controls.learning_rate, self.objective.advice
+        )
         if failure is not None:
             raise NotFiniteError.of(failure, batch.samples, culprit)
         return values
@@ -316,7 +318,11 @@ class MasterOptimizer:
         return {name: master.grad for name, master in self._masters.items() if master.grad is not None}
 
     def update(
-        self, accumulate: Callable[[Sequence[int], float], LossMetrics], count: int, learning_rate: float
+        self,
+        accumulate: Callable[[Sequence[int], float], LossMetrics],
+        count: int,
+        learning_rate: float,
+        advice: Callable[[LossMetrics], str],
     ) -> tuple[dict[str, float], str | None, int | None]:
         """Make one AdamW step from a mini-batch of ``count`` samples.
 
@@ -324,6 +330,7 @@ class MasterOptimizer:
             accumulate: Adds the gradients of the samples with these indices to the masters', times a loss scale.
             count: Number of samples. Ranks pass that of the whole mini-batch.
             learning_rate: Learning rate of the step.
+            advice: Returns what to do about a loss or gradient that is not finite, from its metrics.
 
         Returns:
             The metrics. Why the weights are unchanged or unusable, None if they are updated. The first sample whose own
@@ -338,16 +345,15 @@ class MasterOptimizer:
                 for index in range(count):
                     self.forget()
                     # One sample at a time, with its weight in the mini-batch: a sum does not show which has the NaN.
-                    loss = accumulate([index], 1.0).values()["loss"]
-                    if not (math.isfinite(loss) and math.isfinite(self.gradient_norm())):
-                        culprit = index
+                    own = accumulate([index], 1.0)
+                    if not (math.isfinite(own.values()["loss"]) and math.isfinite(self.gradient_norm())):
+                        culprit, metrics = index, own
                         break
                 self.forget()  # The gradients are unusable, even if the caller catches the error.
                 return (
                     {},
                     f"the {name} of update {self.steps + 1} is {value}; weights and optimizer are unchanged. "
-                    "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient. "
-                    'If the first update fails, check the model with model.dtype = "float32"',
+                    + advice(metrics),
                     culprit,
                 )
         self.step(learning_rate, norm)

@@ -29,6 +29,7 @@ from magicrl.config.section import Section
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
+from magicrl.registry import is_builtin
 from magicrl.training.protocols import Controls
 
 T = TypeVar("T")
@@ -90,7 +91,12 @@ class Objective:
 
     def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
         """Return the row's statistics of the whole mini-batch. They are computed once, before it is split."""
-        return {} if self.row.statistics is None else dict(self.row.statistics(batch))
+        if self.row.statistics is None:
+            return {}
+        found: object = self.row.statistics(batch)
+        if not isinstance(found, Mapping):
+            raise ValueError(f"{self._named('loss')}: statistics must return a dict; got {type(found).__name__}")
+        return dict(cast("Mapping[str, Any]", found))
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
         """Return the weight of each loss token of each response, ``[samples]`` float64, from the whole mini-batch."""
@@ -100,6 +106,7 @@ class Objective:
             torch.tensor([sample.group_index for sample in batch.samples]),
             num_loss_tokens=batch.num_loss_tokens,
             max_tokens=batch.max_response_tokens,
+            named=self._named("loss" if self._algorithm.reducer is None else "reducer"),
         )
 
     def accumulate(
@@ -130,11 +137,6 @@ class Objective:
         for job in micro_batches:
             logprobs, entropies = scorer.forward(job[-1], controls.temperature, head_gradient=head_gradient())
             outputs = self.terms(job, logprobs, entropies, controls, statistics)
-            if not outputs.loss.requires_grad:
-                raise ValueError(
-                    f"algorithm.loss = {self._algorithm.loss!r}: the loss has no gradient; compute it from logprobs or "
-                    "ratio without detach() or item()"
-                )
             # Backward follows at once, so that only one micro-batch's activations are in memory.
             outputs.loss.backward(torch.full_like(outputs.loss, loss_scale))
             parts.append(outputs.metrics)
@@ -169,7 +171,32 @@ class Objective:
             beta=controls.kl_coefficient,
             teacher=controls.teacher_coefficient,
             correction=self.correction,
+            named=self._named("loss"),
         )
+
+    def advice(self, metrics: LossMetrics) -> str:
+        """Return what to do about a loss with these metrics, or about its gradient, that is not finite."""
+        part = metrics.faulty()
+        if part is not None:
+            return (
+                f"{self._named(part)} returns numbers that are not finite, although the log-probs are: look in it for "
+                "a division by 0, log(0) or exp of a large number"
+            )
+        advice = (
+            "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient. "
+            'If the first update fails, check the model with model.dtype = "float32"'
+        )
+        if is_builtin("loss", self._algorithm.loss):
+            return advice
+        # Autograd multiplies an infinite derivative by the 0 of the branch that was not selected.
+        return (
+            f"{advice}, and {self._named('loss')} for an infinite derivative (sqrt, log or division at 0), which "
+            "torch.where does not hide"
+        )
+
+    def _named(self, part: str) -> str:
+        """Return the setting of a part with its value."""
+        return f"algorithm.{part} = {getattr(self._algorithm, part)!r}"
 
     def check(self, samples: Sequence[TrainSample], controls: Controls) -> None:
         """Raise ``ValueError`` unless the samples carry the log-probs that the loss reads."""

@@ -16,7 +16,7 @@ class Controls:
     """Settings of one update that stage and controllers decide. The recipe fixes everything else about the loss.
 
     Attributes:
-        alpha: Entropy coefficient alpha_k. Adaptive control keeps it at 0 or above; a custom controller may not.
+        alpha: Entropy coefficient alpha_k >= 0.
         clip_low: eps_low. The ratio is clipped below at 1 - eps_low.
         clip_high: eps_high. The ratio is clipped above at 1 + eps_high.
         temperature: tau. Divides the logits before log-probs and entropy are computed.

@@ -148,8 +148,8 @@ class Trainer:
         scores = self._scored(groups, clock)
         estimates = self._measured_entropies(groups, scores)
         entropy = estimates[self._config.entropy.estimator]
-        alpha = self.controller.coefficient(entropy.mean)
-        further = coefficients_of(self.controller, entropy.mean)
+        named = f"entropy.controller = {self._config.entropy.controller!r}"
+        alpha, further = coefficients_of(self.controller, entropy.mean, named)
         control = entropy_metrics(self.controller, estimates, alpha, further)
 
         # Reject: a group whose rewards are all equal has zero advantage, but would still count in the entropy and KL

@@ -16,6 +16,7 @@ from magicrl.algorithms import advantages, entropy, losses
 from magicrl.commands.train import command
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import config_hash, custom_files, load_train_recipe
+from magicrl.training.protocols import NotFiniteError
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import run_training
 
@@ -160,26 +161,82 @@ def test_an_advantage_of_zero_is_nothing_to_learn_from(
     assert caplog.text.count("zero.py:const' is 0 for all") == 1, "reported once"
 
 
+BAD = """
+from magicrl.algorithms.entropy import FixedEntropyController, no_control
+from magicrl.algorithms.losses import LossRow, Surrogate, nothing_clipped
+
+def of(values, **more):
+    return LossRow(surrogate=lambda s: Surrogate(values(s), nothing_clipped(s)), **more)
+
+ROW = of(lambda s: (s.ratio * s.advantages).detach())
+MEAN = of(lambda s: (s.ratio * s.advantages).mean())
+LOG = of(lambda s: (s.ratio - s.ratio.detach()).log())
+ROOT = of(lambda s: s.advantages * (s.ratio - s.ratio.detach()).sqrt())
+NEGATIVE = of(lambda s: s.ratio * s.advantages, reducer=lambda r: -r.lengths_N)
+FORGETFUL = of(lambda s: s.ratio * s.advantages, statistics=lambda batch: None)
+
+def few(a):
+    return a.rewards_N[1:]
+def words(a):
+    return ['x'] * len(a.rewards_N)
+def better(a):
+    return a.rewards_N > a.rewards_N.mean()
+def nothing(r):
+    return r.lengths_N // 1000
+def long(r):
+    return r.lengths_N > 2
+def divided(c):
+    return c.advantages / (c.advantages - c.advantages)
+
+class Control(FixedEntropyController):
+    def coefficient(self, entropy):
+        return self.alpha
+class More(FixedEntropyController):
+    def coefficient(self, entropy):
+        return 0.0
+    def coefficients(self, entropy):
+        return self.alpha
+def control(alpha, kind=Control):
+    def make(settings):
+        made = kind(0.0)
+        made.alpha = alpha
+        return made
+    return make
+none, below, minus = control(None), control(True), control(-0.1)
+more, true = control(None, More), control({"a": True}, More)
+"""
+
+
 @pytest.mark.parametrize(
     ("key", "name", "reason"),
     [
-        ("loss", "ROW", "the loss has no gradient"),
-        ("advantage", "few", "an advantage must return"),
-        ("advantage", "words", "an advantage must return"),
+        ("algorithm.loss", "ROW", ": the loss has no gradient"),
+        ("algorithm.loss", "MEAN", ": a surrogate must return"),
+        ("algorithm.loss", "LOG", " returns numbers that are not finite"),
+        ("algorithm.loss", "ROOT", r" for an infinite derivative \(sqrt"),
+        ("algorithm.loss", "NEGATIVE", r": a reducer must return \d+ finite weights >= 0"),
+        ("algorithm.loss", "FORGETFUL", ": statistics must return a dict; got NoneType"),
+        ("algorithm.advantage", "few", ": an advantage must return"),
+        ("algorithm.advantage", "words", ": an advantage must return"),
+        ("algorithm.advantage", "better", r": an advantage must return \d+ numbers"),
+        ("algorithm.reducer", "nothing", r": a reducer must return \d+ finite weights >= 0, not all 0"),
+        ("algorithm.reducer", "long", ": a reducer must return"),
+        ("algorithm.correction", "divided", " returns numbers that are not finite"),
+        ("entropy.controller", "none", r": coefficient\(entropy\) is None; it must be a finite number"),
+        ("entropy.controller", "below", r": coefficient\(entropy\) is True"),
+        ("entropy.controller", "minus", r": coefficient\(entropy\) is -0.1; it must be >= 0"),
+        ("entropy.controller", "more", r": coefficients\(entropy\) must return a dict; got NoneType"),
+        ("entropy.controller", "true", ": the coefficient 'a' is True"),
     ],
 )
 def test_an_error_of_a_custom_part_names_its_setting_and_file(
     key: str, name: str, reason: str, toy_recipe: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "bad.py").write_text(
-        "from magicrl.algorithms.losses import LossRow, Surrogate, nothing_clipped\n"
-        "def detached(s):\n    return Surrogate((s.ratio * s.advantages).detach(), nothing_clipped(s))\n"
-        "ROW = LossRow(surrogate=detached)\n"
-        "def few(a):\n    return a.rewards_N[1:]\n"
-        "def words(a):\n    return ['x'] * len(a.rewards_N)\n"
-    )
-    with pytest.raises(ValueError, match=rf"algorithm\.{key} = '.*bad\.py:{name}': {reason}"):
-        run(toy_recipe, tmp_path / "run", f"algorithm.{key}={tmp_path}/bad.py:{name}", "entropy.controller=none")
+    (tmp_path / "bad.py").write_text(BAD)
+    # The gradient of a bonus must not hide that the policy term has none.
+    bonus = ("entropy.controller=fixed", "entropy.alpha=0.001")
+    with pytest.raises((ValueError, NotFiniteError), match=rf"{key} = '.*bad\.py:{name}'{reason}"):
+        run(toy_recipe, tmp_path / "run", *bonus, f"{key}={tmp_path}/bad.py:{name}")
 
 
 def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Path) -> None:

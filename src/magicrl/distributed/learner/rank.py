@@ -166,7 +166,9 @@ class LearnerRank:
             return self._accumulate(share, own, controls, scale)
 
         # Sums over all ranks: if one rank finds a value that is not finite, all do, and all repeat the update.
-        values, failure, culprit = self._optimizer.update(accumulate, share.total, controls.learning_rate)
+        values, failure, culprit = self._optimizer.update(
+            accumulate, share.total, controls.learning_rate, self._objective.advice
+        )
         return RankUpdate(
             values=values,
             failure=failure,
