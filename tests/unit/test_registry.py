@@ -39,6 +39,27 @@ def test_a_file_is_imported_once_and_anew_when_its_text_changes(
     assert file_fingerprint(f"{mine}:counted") != before
 
 
+def test_a_changed_neighbour_is_imported_again(tmp_path: Path) -> None:
+    mine, helper = tmp_path / "mine.py", tmp_path / "helper_that_changes.py"
+    mine.write_text("import between\ncounted = [between.TWO]\n")
+    (tmp_path / "between.py").write_text("from helper_that_changes import TWO\n")
+    helper.write_text("TWO = 2\n")
+    assert resolve("loss", f"{mine}:counted") == [2]
+    helper.write_text("TWO = 1 + 3\n")
+    assert resolve("loss", f"{mine}:counted") == [4]
+
+
+def test_neighbours_of_one_name_in_two_folders_are_refused(tmp_path: Path) -> None:
+    for folder, line in (("a", "import shared_name"), ("b", "def late():\n    import shared_name")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.py").write_text(f"{line}\nFOLDER = {folder!r}\n")
+        (tmp_path / folder / "shared_name.py").write_text(f"FOLDER = {folder!r}\n")
+    assert resolve("loss", f"{tmp_path}/a/mine.py:FOLDER") == "a"
+    with pytest.raises(ValueError, match=r"a/shared_name\.py, .* and not .*b/shared_name\.py; rename one") as error:
+        resolve("advantage", f"{tmp_path}/b/mine.py:FOLDER")
+    assert str(error.value).startswith(f"advantage '{tmp_path}/b/mine.py:FOLDER': ")
+
+
 def test_a_fingerprint_covers_the_files_that_the_file_imports(tmp_path: Path) -> None:
     mine, package = tmp_path / "mine.py", tmp_path / "parts"
     package.mkdir()

@@ -159,11 +159,8 @@ def place_of(error: BaseException, *packages: Path) -> str:
     The standard library, this package and ``packages`` are not the user's.
     """
     own = tuple(f"{folder}{os.sep}" for folder in (Path(__file__).parent, *packages))
-    library = f"{sysconfig.get_path('stdlib')}{os.sep}"
     for frame in traceback.extract_tb(error.__traceback__):
-        # Without a virtual environment, installed packages are in a folder of the standard library.
-        of_python = frame.filename.startswith((library, "<frozen")) and "-packages" not in frame.filename
-        if not of_python and not frame.filename.startswith(own):
+        if not _is_pythons(frame.filename) and not frame.filename.startswith(own):
             return f" ({Path(frame.filename).name}, line {frame.lineno})"
     return ""
 
@@ -248,25 +245,81 @@ def _is_there(module: str) -> bool:
 
 
 def _module_of_file(path: Path) -> ModuleType:
-    """Return the file as a module; the same object as long as its text is the same."""
+    """Return the file as a module; the same object as long as its text and those of its neighbours are the same.
+
+    Raises:
+        ValueError: an import of a neighbour would give another user's file of that name.
+    """
     path = path.resolve()
-    text = path.read_bytes()
-    digest = hashlib.sha256(text).hexdigest()[:8]
-    # with the text's digest: two recipes may each name a file of this name, and a changed file is another module
+    known, texts = _modules.get(path, (None, {}))
+    if known is not None and texts == _texts(texts):
+        return known
+    texts = _texts([path, *_imported_files(path)])
+    # with a digest: two recipes may each name a file of this name, and a changed file is another module
+    digest = hashlib.sha256(b"\0".join([bytes(path), *texts.values()])).hexdigest()[:8]
     name = f"magicrl_file_{path.stem}_{digest}"
-    if name in sys.modules:
-        return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None, path
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))  # its neighbours can be imported, and never in place of an installed package
+    _prepare_neighbours(path.parent, {file: text for file, text in texts.items() if file != path})
     sys.modules[name] = module  # dataclasses look their module up while it is executed
     try:
         # The loader would take bytecode of an earlier text: it compares only times, in seconds, and lengths.
-        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+        exec(compile(texts[path], path, "exec", dont_inherit=True), vars(module))
     except BaseException:
         # half a module must not be found there the next time
         del sys.modules[name]
         raise
+    _modules[path] = module, texts
     return module
+
+
+_modules: dict[Path, tuple[ModuleType, dict[Path, bytes]]] = {}
+"""Module of each file, with the texts that it was made from: its own and those of the neighbours that it imports."""
+_neighbours: dict[str, bytes] = {}
+"""Text of each neighbour by module name, except those that were imported before a file of a recipe needed them."""
+
+
+def _texts(files: Iterable[Path]) -> dict[Path, bytes]:
+    return {file: file.read_bytes() if file.is_file() else b"" for file in files}
+
+
+def _prepare_neighbours(folder: Path, texts: Mapping[Path, bytes]) -> None:
+    """Make the imports of neighbours give these files with these texts. Raise ``ValueError`` where they cannot."""
+    importlib.invalidate_caches()  # a file may be newer than what Python knows of its folder
+    names = {
+        ".".join(file.relative_to(folder).with_suffix("").parts).removesuffix(".__init__"): file
+        for file in texts
+        if file.is_relative_to(folder)
+    }
+    if any(name in _neighbours and _neighbours[name] != texts[file] for name, file in names.items()):
+        # All of them, because one that did not change may hold values of one that did.
+        for name in _neighbours.keys() & names.keys():
+            sys.modules.pop(name, None)
+    for name, file in names.items():
+        if name in _neighbours or name not in sys.modules:
+            _neighbours[name] = texts[file]
+        origin = None if "." in name else _file_of(name)
+        # The folder is last in the path, so that an installed package of that name is imported, as it is meant.
+        installed = origin is None or "-packages" in str(origin) or _is_pythons(str(origin))
+        if origin is not None and not installed and not any(origin.samefile(one) for one in texts):
+            raise ValueError(
+                f"its import of {name!r} would give {origin}, which another custom part or the program imports, "
+                f"and not {file}; rename one of the two, or restart Python if the first is of an earlier run"
+            )
+
+
+def _file_of(name: str) -> Path | None:
+    """Return the file that an import of this module gives; None for a module without a file."""
+    spec = None if name in sys.modules else importlib.util.find_spec(name)
+    found = getattr(sys.modules.get(name), "__file__", None) or (spec.origin if spec and spec.has_location else None)
+    return Path(found) if found and Path(found).exists() else None
+
+
+def _is_pythons(filename: str) -> bool:
+    """Return whether a file is of the standard library."""
+    library = f"{sysconfig.get_path('stdlib')}{os.sep}"
+    # Without a virtual environment, installed packages are in a folder of the standard library.
+    return filename.startswith((library, "<frozen")) and "-packages" not in filename
