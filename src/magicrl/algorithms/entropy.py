@@ -242,11 +242,13 @@ def make_controller(reference: str, settings: ControllerSettings | None = None) 
             range.
     """
     make = resolve("controller", reference)
-    made = make(settings or ControllerSettings()) if callable(make) else make
+    # Not a controller itself: it would ignore the settings, and keep its state from one run or stage to the next.
+    made = make(settings or ControllerSettings()) if callable(make) else None
     if not isinstance(made, EntropyController):
+        found = f"is a {type(make).__name__}" if made is None else f"returned a {type(made).__name__}"
         raise ValueError(
-            f"controller {reference!r} returned a {type(made).__name__}; it must be a function of ControllerSettings "
-            "that returns an object with coefficient, observe, state and restore"
+            f"controller {reference!r} {found}; it must be a function of ControllerSettings that returns an object "
+            "with coefficient, observe, state and restore"
         )
     return made
 

@@ -289,6 +289,7 @@ def correction_of(reference: str) -> Correction:
     """
     found = resolve("correction", reference)
     if isinstance(found, Correction):
+        needs_of(found)
         return found
     if not callable(found):
         raise ValueError(

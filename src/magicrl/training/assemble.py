@@ -258,9 +258,11 @@ def make_training_engine(
 
 
 def _max_context(config: TrainConfig, folder: Path | str) -> int:
-    """Return the largest number of prompt and response tokens of any stage or evaluation, at most the model's."""
+    """Return the largest number of prompt and response tokens of any stage, evaluation or filter, at most the
+    model's."""
     data = config.data
-    longest = max(config.evaluation.max_tokens or 0, *(stage.max_tokens for stage in config.stages))
+    filtered = 0 if data.difficulty_filter is None else data.difficulty_filter.max_tokens or 0
+    longest = max(config.evaluation.max_tokens or 0, filtered, *(stage.max_tokens for stage in config.stages))
     # A source may have problems with an environment, whose observations come in addition. A custom source may.
     if any(
         source.environment is not None

@@ -60,7 +60,7 @@ class Objective:
     Attributes:
         row: Row of the loss table.
         correction: Correction of the mismatch between sampler and learner.
-        needs: Optional sample fields that the loss row or the correction reads.
+        needs: Optional sample fields that the loss row, its statistics or the correction read.
         needs_old_logprobs_first: Whether the old log-probs are read whatever the number of updates per rollout batch.
 
     Raises:
@@ -76,10 +76,10 @@ class Objective:
         if algorithm.reducer is not None:
             self._reducer = resolve_setting("algorithm.reducer", reducer_of, algorithm.reducer)
         self._algorithm = algorithm
-        self.needs: frozenset[Need] = frozenset({*self.row.needs, *self.correction.needs})
+        read_first = needs_of(self.row.statistics)
+        self.needs: frozenset[Need] = frozenset({*self.row.needs, *self.correction.needs, *read_first})
         # These read the whole mini-batch, so they need the old log-probs before the first update.
-        read_first = self.correction.batch_mask is not None or "old_logprobs" in needs_of(self.row.statistics)
-        self.needs_old_logprobs_first = read_first
+        self.needs_old_logprobs_first = self.correction.batch_mask is not None or "old_logprobs" in read_first
 
     def clip(self, algorithm: AlgorithmConfig) -> tuple[float, float]:
         """Return (eps_low, eps_high): those of the stage or recipe, else the defaults of the loss row."""

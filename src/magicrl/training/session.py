@@ -342,6 +342,14 @@ class Session:
                 f"rollout.weight_lag = {lag} with one update per training step: rho is exactly 1, since its "
                 "denominator is the learner's policy before the step. Set algorithm.correction to correct for the lag",
             )
+        staleness = self._config.rollout.max_staleness
+        if staleness and algorithm.correction == "none":
+            self._event_once(
+                "warning",
+                f'rollout.max_staleness = {staleness} with algorithm.correction = "none": older weights sample, and '
+                "nothing corrects for it; from staleness 2 on that destroyed learning in our measurements "
+                '(docs/guides/engines.md). Set algorithm.correction = "tis"',
+            )
         self.examine("before")
         if self._steps_done == 0:
             self._announce_stage()

@@ -17,7 +17,14 @@ from typing import TypeAlias
 
 import torch
 
-from magicrl.algorithms.advantages import advantage_of
+from magicrl.algorithms.advantages import (
+    Advantage,
+    advantage_of,
+    max_likelihood,
+    pass_at_k_gradient,
+    reads_parts,
+    reinforce_pp,
+)
 from magicrl.config.data_schema import DataConfig, SourceConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import ModelConfig
@@ -426,8 +433,10 @@ def _check_environments(config: TrainConfig, data: RunData, encoder: PromptEncod
 
 
 def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int, observed: int = 0) -> None:
-    """Raise ``RecipeError`` if a stage's T, the longest prompt and all observations exceed the context."""
+    """Raise ``RecipeError`` if a limit of responses, the longest prompt and all observations exceed the context."""
     limits = {f"stages.{i}.max_tokens": stage.max_tokens for i, stage in enumerate(config.stages)}
+    if config.data.difficulty_filter is not None and config.data.difficulty_filter.max_tokens:
+        limits["data.difficulty_filter.max_tokens"] = config.data.difficulty_filter.max_tokens
     if config.evaluation.max_tokens:
         limits["evaluation.max_tokens"] = config.evaluation.max_tokens
     for key, max_tokens in limits.items():
@@ -450,15 +459,58 @@ def _check_plugins(config: TrainConfig) -> None:
     # With a cluster the engine is created on other nodes, once the learner's ranks run.
     resolve_setting("rollout.engine", partial(resolve, "engine"), config.rollout.engine)
     row = Objective(LearnerSettings.of(config)).row
-    resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
-    entropy_controller(config.entropy)
+    if row.statistics is not None and config.teacher is not None:
+        raise RecipeError(
+            f"{config.algorithm.loss!r} has statistics of the mini-batch, which do not see what a teacher adds to the "
+            "advantage of each token; use a row without statistics, or leave [teacher] out",
+            key="algorithm.loss",
+        )
+    _check_advantage(config, resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage))
+    controller = entropy_controller(config.entropy)
     names = ("clip_low", "clip_high")
     clips = [f"algorithm.{name}" for name in names if getattr(config.algorithm, name) is not None]
     for index, stage in enumerate(config.stages):
-        entropy_controller(config.in_stage(index).entropy)  # a custom one may refuse a target
+        # A custom one may refuse a target.
+        if entropy_controller(config.in_stage(index).entropy) is controller:
+            raise RecipeError(
+                f"{config.entropy.controller!r} returns the same object for every call, whose state would reach the "
+                "next stage or run; make a new controller in each call",
+                key="entropy.controller",
+            )
         clips += [f"stages.{index}.{name}" for name in names if name in stage.own()]
     if row.clip is None and clips:
         raise RecipeError(f"algorithm.loss = {config.algorithm.loss!r} has no clip to set; leave it out", key=clips[0])
+
+
+def _check_advantage(config: TrainConfig, advantage: Advantage) -> None:
+    """Raise ``RecipeError`` if an advantage does not fit the settings. The function decides, whatever its name."""
+    algorithm = config.algorithm
+    penalised = algorithm.overlong_buffer is not None
+    named = f"with algorithm.advantage = {algorithm.advantage!r}"
+    if penalised and reads_parts(advantage):
+        raise RecipeError(
+            f"{named}: the penalty is added to the sum of the rewards, which this advantage does not read; leave one "
+            "of them out, or add a reward that returns the penalty",
+            key="algorithm.overlong_buffer",
+        )
+    if penalised and advantage is max_likelihood:
+        raise RecipeError(
+            f"{named}: the penalty makes rewards negative, and maxrl divides by their mean; leave one of them out",
+            key="algorithm.overlong_buffer",
+        )
+    if advantage is reinforce_pp and algorithm.reject_zero_advantage:
+        raise RecipeError(
+            f"{named}: groups of equal rewards have an advantage in it, and belong to its mean; set it to false",
+            key="algorithm.reject_zero_advantage",
+        )
+    k = algorithm.advantage_k
+    for number, stage in enumerate(config.stages):
+        if advantage is pass_at_k_gradient and k > stage.group_size:
+            raise RecipeError(
+                f"{k} is above stages.{number}.group_size = {stage.group_size}: pass@k needs k responses of a prompt; "
+                "take a smaller k or larger groups",
+                key="algorithm.advantage_k",
+            )
 
 
 def with_needed_reference(config: TrainConfig) -> TrainConfig:

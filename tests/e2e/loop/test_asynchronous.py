@@ -66,6 +66,9 @@ def test_with_nothing_to_be_ahead_of_it_is_the_synchronous_run(toy_recipe: Path,
     for key in ("learner/grad_norm", "entropy/exact/mean", "entropy/alpha"):
         assert [row[key] for row in ahead] == pytest.approx([row[key] for row in plain], rel=1e-3, abs=1e-6)
     assert all(row["staleness/mean"] == 0 for row in ahead)
+    events = (tmp_path / "ahead" / "events.jsonl").read_text()
+    assert "nothing corrects for it" in events
+    assert "nothing corrects for it" not in (tmp_path / "plain" / "events.jsonl").read_text()
 
 
 @pytest.mark.parametrize("rows", [32, 5])

@@ -119,9 +119,10 @@ NEEDY = """
 import torch
 from magicrl.algorithms.losses import LossRow, Surrogate, SurrogateInputs, needs, nothing_clipped
 
-@needs("old_logprobs")
+@needs("old_logprobs", "ref_logprobs")
 def statistics(batch):
     assert all(sample.old_logprobs is not None for sample in batch.samples)
+    assert not [sample for sample in batch.samples if sample.ref_logprobs is None]
     return {"gap": max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)}
 
 def surrogate(s):
@@ -129,7 +130,7 @@ def surrogate(s):
     assert s.group_index.shape == s.policy_version.shape == s.sample_index.shape == s.ratio.shape
     return Surrogate(s.advantages * s.logprobs - 0.01 * (s.logprobs - s.ref_logprobs), nothing_clipped(s))
 
-ROW = LossRow(surrogate=surrogate, needs=("ref_logprobs", "entropy"), statistics=statistics)
+ROW = LossRow(surrogate=surrogate, needs=("entropy",), statistics=statistics)
 """
 
 
@@ -140,7 +141,8 @@ def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Pa
     assert all("learner/kl" in row for row in rows)  # the part needs a reference, which the recipe does not request
     assert all("time/other/old_logprobs" in row for row in rows)  # before the only update of the step
     gap = "max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)"
-    modest = NEEDY.replace('@needs("old_logprobs")\n', "").replace("assert all", "assert not any").replace(gap, "0.0")
+    modest = NEEDY.replace('@needs("old_logprobs", ', "@needs(").replace("assert all", "assert not any")
+    modest = modest.replace(gap, "0.0")
     mine.write_text(modest.replace("s.coefficients == {}", 'set(s.coefficients) == {"trend"}'))
     control = f"entropy.controller={EXAMPLES}/controller.py:make"
     rows = run(toy_recipe, tmp_path / "modest", f"algorithm.loss={mine}:ROW", control)
@@ -305,23 +307,34 @@ def test_a_stage_with_another_target_hands_a_controllers_state_on(toy_recipe: Pa
 
 
 @pytest.mark.parametrize(
-    ("key", "told"),
+    ("setting", "told"),
     [
-        ("algorithm.loss", "is a int; it must be a magicrl.algorithms.losses.LossRow"),
-        ("algorithm.reducer", "must be a function of ReducerInputs"),
-        ("algorithm.correction", "must be a function of LossInputs"),
-        ("algorithm.advantage", "must be a function"),
-        ("entropy.controller", "must be a function of ControllerSettings"),
+        ("algorithm.loss=OWN:thing", "is a int; it must be a magicrl.algorithms.losses.LossRow"),
+        ("algorithm.reducer=OWN:thing", "must be a function of ReducerInputs"),
+        ("algorithm.correction=OWN:thing", "must be a function of LossInputs"),
+        ("algorithm.correction=OWN:misspelt", "needs has unknown inputs 'reference'"),
+        ("algorithm.advantage=OWN:thing", "must be a function"),
+        ("entropy.controller=OWN:thing", "must be a function of ControllerSettings"),
+        ("entropy.controller=OWN:made", "is a FixedEntropyController; it must be a function of ControllerSettings"),
+        ("entropy.controller=OWN:kept", "returns the same object for every call"),
+        ("algorithm.loss=examples/loss.py:ROW", "statistics of the mini-batch, which do not see what a teacher adds"),
     ],
 )
 def test_something_else_under_the_name_is_told_before_training(
-    toy_recipe: Path, tmp_path: Path, key: str, told: str
+    toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str, told: str
 ) -> None:
-    (tmp_path / "wrong.py").write_text("thing = 1\n")
-    config = load_train_recipe(toy_recipe, [f"{key}={tmp_path}/wrong.py:thing"])
+    monkeypatch.chdir(EXAMPLES.parent)
+    (tmp_path / "wrong.py").write_text(
+        "from magicrl.algorithms.entropy import FixedEntropyController\n"
+        "from magicrl.algorithms.losses import Correction\n"
+        "thing = 1\nmade = FixedEntropyController(0.1)\nkept = lambda settings: made\n"
+        "misspelt = Correction(name='mine', weights=lambda c: c.ratio, needs=('reference',))\n"
+    )
+    teacher = ["teacher.prompt={prompt}", "algorithm.reject_zero_advantage=false"] if "examples" in setting else []
+    config = load_train_recipe(toy_recipe, [setting.replace("OWN", f"{tmp_path}/wrong.py"), *teacher])
     with pytest.raises(RecipeError, match=told) as error:
         run_training(config, tmp_path / "run", NullObserver(), resume=False)
-    assert error.value.key == key
+    assert error.value.key == setting.partition("=")[0]
     assert not (tmp_path / "run").exists()
 
 

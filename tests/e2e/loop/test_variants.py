@@ -80,12 +80,22 @@ def test_another_advantage_is_another_update_of_the_same_responses(
     [
         (["algorithm.overlong_buffer=8"], "overlong_buffer = 8 is not below stages.0.max_tokens = 8"),
         (["algorithm.advantage=pass_at_k", "algorithm.advantage_k=5"], "is above stages.0.group_size = 4"),
-        (["algorithm.advantage=maxrl", "algorithm.overlong_buffer=2"], "leave one of them out"),
+        (["algorithm.advantage=maxrl", "algorithm.overlong_buffer=2"], "maxrl divides by their mean"),
+        (["algorithm.advantage=OWN:gdpo", "algorithm.overlong_buffer=2"], "which this advantage does not read"),
+        (["algorithm.advantage=OWN:mine", "algorithm.overlong_buffer=2"], "which this advantage does not read"),
+        (["algorithm.advantage=reinforce_pp"], "groups of equal rewards have an advantage in it"),
     ],
 )
-def test_advantages_that_do_not_fit_the_stages_are_refused(toy_recipe: Path, settings: list[str], told: str) -> None:
+def test_advantages_that_do_not_fit_the_settings_are_refused(
+    toy_recipe: Path, tmp_path: Path, settings: list[str], told: str
+) -> None:
+    (tmp_path / "own.py").write_text(
+        "from magicrl.algorithms.advantages import gdpo, group_relative\n"
+        "def mine(a):\n    return group_relative(a)\nmine.by_parts = True\n"
+    )
     with pytest.raises(RecipeError, match=told):
-        load_train_recipe(toy_recipe, settings)
+        run(toy_recipe, tmp_path / "run", *(one.replace("OWN", f"{tmp_path}/own.py") for one in settings))
+    assert not (tmp_path / "run").exists()
 
 
 def test_lora_trains_adapters_and_saves_a_whole_model(toy_recipe: Path, toy_model: Path, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -31,7 +32,7 @@ from magicrl.records import (
     RolloutRequest,
     Verdict,
 )
-from magicrl.training import start_checks
+from magicrl.training import assemble, start_checks
 from magicrl.training.curriculum import filter_by_difficulty
 from magicrl.training.sft import supervised_start
 from magicrl.training.start_checks import RunData, check_run, load_data
@@ -90,9 +91,21 @@ def test_nothing_is_made_before_everything_is_known_to_be_right(
     assert capsys.readouterr().out == "", "nothing was promised"
 
 
-def test_the_limit_of_a_test_must_fit_the_context_too(recipe: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"evaluation\.max_tokens: 60 .*lower it to at most"):
-        check(recipe, tmp_path / "run", "evaluation.max_tokens=60")
+@pytest.mark.parametrize("key", ["evaluation", "data.difficulty_filter"])
+def test_the_limits_of_a_test_and_of_the_filter_must_fit_the_context_too(
+    recipe: Path, tmp_path: Path, key: str
+) -> None:
+    with pytest.raises(RecipeError, match=rf"{key}\.max_tokens: 60 .*lower it to at most"):
+        check(recipe, tmp_path / "run", f"{key}.max_tokens=60")
+
+
+def test_the_engines_context_holds_the_answers_of_the_filter(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assemble, "described_model", lambda _: SimpleNamespace(max_context=10_000))
+    sizes = [
+        assemble._max_context(load_train_recipe(recipe, overrides), "model")
+        for overrides in ([], ["data.difficulty_filter.samples=2"], ["data.difficulty_filter.max_tokens=60"])
+    ]
+    assert sizes == [sizes[0], sizes[0], sizes[0] - 8 + 60]
 
 
 @pytest.mark.parametrize("reward", ["judge", "maths + 0.2 * judge"])
