@@ -72,7 +72,7 @@ class RolloutConfig(Section):
     weight_lag: int = Field(default=0, ge=0)
     """Number of training steps by which the engine's weights are older than the learner's, for off-policy studies
     without a cluster. rho still compares with the learner's policy before the step, so only ``algorithm.correction``
-    accounts for the difference."""
+    accounts for the difference. Entropy control reads the entropy of the engine's weights."""
     max_staleness: int = Field(default=0, ge=0)
     """Maximum number of training steps between the policy that started a group and the learner that trains on it. Above
     0 the engine samples that many steps ahead while the learner updates. 0 is synchronous

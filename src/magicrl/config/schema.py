@@ -165,7 +165,7 @@ class EvaluationConfig(Section):
     samples: int = Field(default=16, ge=1)
     """Number of responses per test problem and temperature. Temperature 0 always has one."""
     pass_at: tuple[int, ...] = (16,)
-    """Values of k for pass@k, measured at temperature 1. None may exceed ``samples``."""
+    """Values of k for pass@k, measured at temperature 1. With a k above ``samples``, k responses are sampled there."""
     start_pass_at: int | None = Field(default=None, ge=1)
     """Larger k of pass@k for the starting model at temperature 1. It shows what more sampling can find without
     training."""

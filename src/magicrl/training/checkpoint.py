@@ -306,6 +306,19 @@ def _damaged(folder: Path, error: Exception) -> CheckpointError:
     return CheckpointError(f"{folder} is damaged ({error}); delete that folder to resume from the checkpoint before it")
 
 
+def check_json(named: str, state: object) -> None:
+    """Raise ``ValueError``, which begins with ``named``, if JSON cannot hold this state or would change it."""
+    try:
+        same = json.loads(json.dumps(state)) == state
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise ValueError(
+            f"{named}: state() must return what JSON keeps as it is (no tuples, no NaN, no keys but texts), so that a "
+            f"resumed run gets the same; got {state!r:.200}"
+        )
+
+
 def split_state(prefix: str, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors of ``state`` under ``prefix/name``, and the rest as JSON."""
     tensors = {f"{prefix}/{k}": v for k, v in state.items() if isinstance(v, torch.Tensor)}

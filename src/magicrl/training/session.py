@@ -41,6 +41,7 @@ from magicrl.training.checkpoint import (
     Checkpoint,
     CheckpointError,
     CheckpointWriter,
+    check_json,
     join_state,
     load_latest,
     remove_leftovers,
@@ -331,6 +332,15 @@ class Session:
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
+        self._warn_of_older_weights()
+        # Before a step is spent on what no checkpoint could hold.
+        self._check_states()
+        self.examine("before")
+        if self._steps_done == 0:
+            self._announce_stage()
+
+    def _warn_of_older_weights(self) -> None:
+        """Warn where responses of older weights are treated as those of the learner."""
         lag, algorithm = self._config.rollout.weight_lag, self._config.algorithm
         single = all(
             stage.num_minibatches * recipe.algorithm.reuse == 1
@@ -342,6 +352,13 @@ class Session:
                 f"rollout.weight_lag = {lag} with one update per training step: rho is exactly 1, since its "
                 "denominator is the learner's policy before the step. Set algorithm.correction to correct for the lag",
             )
+        control = self._config.entropy.controller
+        if (lag or self._config.rollout.engine == "replay") and control not in ("none", "fixed"):
+            self._event_once(
+                "warning",
+                f"entropy.controller = {control!r} reads the entropy of the weights that sampled, which are not the "
+                "learner's with rollout.weight_lag or recorded rollouts",
+            )
         staleness = self._config.rollout.max_staleness
         if staleness and algorithm.correction == "none":
             self._event_once(
@@ -350,9 +367,6 @@ class Session:
                 "nothing corrects for it; from staleness 2 on that destroyed learning in our measurements "
                 '(docs/guides/engines.md). Set algorithm.correction = "tis"',
             )
-        self.examine("before")
-        if self._steps_done == 0:
-            self._announce_stage()
 
     def run(self) -> None:
         """Train through all remaining stages and end the run."""
@@ -577,6 +591,7 @@ class Session:
 
     def _begin_checkpoint(self) -> None:
         """Copy the whole state. It is written while the next step runs."""
+        self._check_states()
         # If ranks write their own rows, no process has to hold the whole state.
         learner = {} if isinstance(self._learner, WritesShards) else self._learner.state()
         tensors: dict[str, Any] = {}
@@ -594,6 +609,12 @@ class Session:
             # The lines of its steps first: a resumed run drops newer ones, and never writes an older one again.
             settle=self._folder.settle,
         )
+
+    def _check_states(self) -> None:
+        """Raise ``ValueError`` if JSON would change the state of a part that a user may write."""
+        config = self._config
+        check_json(f"entropy.controller = {config.entropy.controller!r}", self._trainer.controller.state())
+        check_json(f"data.sampler = {config.data.sampler!r}", self._sampler.state())
 
     def _best_kept(self) -> frozenset[int]:
         """Return the step of the best validation if its checkpoint is to be kept."""

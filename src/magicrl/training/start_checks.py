@@ -264,6 +264,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     check_folder(output, config, resume=resume)
     _check_packages(config)
     _check_plugins(config)
+    _warn_of_unused_settings(config)
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
@@ -334,6 +335,13 @@ def _check_model(config: TrainConfig, policy: LoadedModel, base: str, device: to
         with under("model.lora.start"):
             check_adapters(Path(lora.start), lora, base)
             read_adapters(Path(lora.start), adapter_shapes(policy.model, lora), base)
+        reference = with_needed_reference(config).reference
+        if reference.mode != "none" and reference.model is None:
+            raise RecipeError(
+                f"the default would be {base} without the adapters of model.lora.start, from which training begins; "
+                "name that model, or one into which the adapters are merged",
+                key="reference.model",
+            )
     here = config.cluster is None
     _check_compiled("model", config.model, policy, device if here else None)
     if here:
@@ -480,6 +488,30 @@ def _check_plugins(config: TrainConfig) -> None:
         clips += [f"stages.{index}.{name}" for name in names if name in stage.own()]
     if row.clip is None and clips:
         raise RecipeError(f"algorithm.loss = {config.algorithm.loss!r} has no clip to set; leave it out", key=clips[0])
+
+
+def _warn_of_unused_settings(config: TrainConfig) -> None:
+    """Warn of settings that the recipe states and that have no effect with the others."""
+    entropy, evaluation, control = config.entropy, config.evaluation, config.entropy.controller
+    validated = bool(evaluation.every and config.data.validation)
+    stated = [f"entropy.{name}" for name in ("target", "step", "maximum") if getattr(entropy, name) is not None]
+    if stated and control in ("none", "fixed"):
+        _log.warning('%s: no effect with entropy.controller = "%s"', ", ".join(stated), control)
+    if evaluation.every and not validated:
+        _log.warning("evaluation.every = %d: no effect without data.validation", evaluation.every)
+    if config.data.validation and not validated:
+        _log.warning("data.validation: no effect without evaluation.every")
+    stated = [name for name in ("pass_at", "start_pass_at") if name in evaluation.model_fields_set]
+    if stated and config.data.test and 1.0 not in evaluation.temperatures:
+        _log.warning("evaluation.%s: no effect without 1.0 in evaluation.temperatures", " and ".join(stated))
+    adapts = any(stage.transition.rule == "converged" for stage in config.stages)
+    if adapts and not validated and config.data.sampler in ("difficulty", "short_first"):
+        _log.warning(
+            'data.sampler = "%s" makes the problems harder as training succeeds, so that training accuracy may stay '
+            'flat while the policy improves, and a stage then ends as "converged". Set data.validation and '
+            'evaluation.every, or stages.transition.rule = "fixed"',
+            config.data.sampler,
+        )
 
 
 def _check_advantage(config: TrainConfig, advantage: Advantage) -> None:

@@ -228,7 +228,7 @@ class Trainer:
 
         In asynchronous mode older policies sampled the buffer: their entropies are not the learner's, and their
         log-probs are not those of the proximal policy. In synchronous mode the sampler has the learner's weights, so
-        the forward pass is saved.
+        the forward pass is saved. With ``weight_lag`` and recorded rollouts it has others, of which the run warns.
         """
         if not self._config.rollout.max_staleness:
             return None

@@ -206,6 +206,15 @@ def control(alpha, kind=Control):
     return make
 none, below, minus = control(None), control(True), control(-0.1)
 more, true = control(None, More), control({"a": True}, More)
+
+class Remembers(FixedEntropyController):
+    seen = {}
+    def observe(self, entropy):
+        self.seen = {1: entropy}
+    def state(self):
+        return {"seen": self.seen}
+def remembers(settings):
+    return Remembers(0.0)
 """
 
 
@@ -229,6 +238,7 @@ more, true = control(None, More), control({"a": True}, More)
         ("entropy.controller", "minus", r": coefficient\(entropy\) is -0.1; it must be >= 0"),
         ("entropy.controller", "more", r": coefficients\(entropy\) must return a dict; got NoneType"),
         ("entropy.controller", "true", ": the coefficient 'a' is True"),
+        ("entropy.controller", "remembers", r": state\(\) must return what JSON keeps .* got {'seen': {1: "),
     ],
 )
 def test_an_error_of_a_custom_part_names_its_setting_and_file(

@@ -239,6 +239,7 @@ def test_dr_grpo_divides_by_the_present_stages_limit(toy_recipe: Path, tmp_path:
 def test_a_lag_with_one_update_a_step_is_warned_of(toy_recipe: Path, tmp_path: Path) -> None:
     run(toy_recipe, tmp_path / "run", "rollout.weight_lag=1", "algorithm.reject_zero_advantage=false")
     assert (tmp_path / "run" / "events.jsonl").read_text().count("rho is exactly 1") == 1
+    assert (tmp_path / "run" / "events.jsonl").read_text().count("entropy of the weights that sampled") == 1
     run(toy_recipe, tmp_path / "two", "rollout.weight_lag=1", "stages.0.mini_batch=4")
     assert "rho is exactly 1" not in (tmp_path / "two" / "events.jsonl").read_text()
 

@@ -108,6 +108,36 @@ def test_the_engines_context_holds_the_answers_of_the_filter(recipe: Path, monke
     assert sizes == [sizes[0], sizes[0], sizes[0] - 8 + 60]
 
 
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (["entropy.controller=none", "entropy.step=0.1"], 'entropy.step: no effect with entropy.controller = "none"'),
+        (["evaluation.every=2"], "evaluation.every = 2: no effect without data.validation"),
+        (["data.validation=[{path='more.jsonl'}]"], "data.validation: no effect without evaluation.every"),
+        (
+            ["data.test={t={path='more.jsonl'}}", "evaluation.temperatures=[0]", "evaluation.pass_at=[2]"],
+            "evaluation.pass_at: no effect without 1.0 in evaluation.temperatures",
+        ),
+        (["data.sampler=short_first"], 'data.sampler = "short_first" makes the problems harder'),
+    ],
+)
+def test_settings_without_an_effect_are_warned_of(
+    recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    settings: list[str],
+    warning: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "more.jsonl").write_text(ROW.replace("L 5 2", "L 5 3"))
+    with caplog.at_level(logging.WARNING, start_checks.__name__):
+        check(recipe, tmp_path / "run")
+        assert "no effect" not in caplog.text
+        check(recipe, tmp_path / "run", *settings)
+    assert warning in caplog.text
+
+
 @pytest.mark.parametrize("reward", ["judge", "maths + 0.2 * judge"])
 def test_a_judge_without_a_server_is_refused(recipe: Path, tmp_path: Path, reward: str) -> None:
     with pytest.raises(RecipeError, match=r"verifier\.judge: the reward 'judge' asks a served model"):
@@ -157,6 +187,17 @@ def test_a_missing_extra_is_named(recipe: Path, tmp_path: Path, monkeypatch: pyt
         check(recipe, tmp_path / "run", "model.lora.rank=4")
     with pytest.raises(ValueError, match="needs vLLM"):
         check(recipe, tmp_path / "run", "rollout.engine=vllm", "entropy.estimator=sampled")
+
+
+def test_a_reference_without_the_first_adapters_is_named(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("check_adapters", "read_adapters", "adapter_shapes"):
+        monkeypatch.setattr(start_checks, name, lambda *_: {})
+    adapted = ["model.lora.rank=16", f"model.lora.start={tmp_path}"]
+    with pytest.raises(RecipeError, match=r"reference\.model: the default would be .* without the adapters"):
+        check(recipe, tmp_path / "run", *adapted, "reference.mode=monitor")
+    check(recipe, tmp_path / "run", *adapted)
 
 
 def test_adapters_of_another_base_are_refused_by_name(recipe: Path, tmp_path: Path) -> None:
