@@ -177,7 +177,7 @@ class Objective:
     def advice(self, metrics: LossMetrics) -> str:
         """Return what to do about a loss with these metrics, or about its gradient, that is not finite."""
         part = metrics.faulty()
-        if part is not None:
+        if part is not None and not is_builtin(part, getattr(self._algorithm, part)):
             return (
                 f"{self._named(part)} returns numbers that are not finite, although the log-probs are: look in it for "
                 "a division by 0, log(0) or exp of a large number"
