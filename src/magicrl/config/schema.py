@@ -317,13 +317,34 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _penalty_fits_the_stages(self) -> Self:
-        buffer = self.algorithm.overlong_buffer
+    def advantage_fits_the_stages(self) -> Self:
+        """Raise ``ValueError`` if the advantage does not fit the other settings. Decides by built-in names."""
+        k, buffer, advantage = self.algorithm.advantage_k, self.algorithm.overlong_buffer, self.algorithm.advantage
+        if buffer is not None and advantage == "gdpo":
+            raise ValueError(
+                'algorithm.overlong_buffer with algorithm.advantage = "gdpo": the penalty is added to the sum of the '
+                "rewards, which gdpo does not read; leave one of them out, or add a reward that returns the penalty"
+            )
+        if buffer is not None and advantage == "maxrl":
+            raise ValueError(
+                'algorithm.overlong_buffer with algorithm.advantage = "maxrl": the penalty makes rewards negative, and '
+                "maxrl divides by their mean; leave one of them out"
+            )
+        if advantage == "reinforce_pp" and self.algorithm.reject_zero_advantage:
+            raise ValueError(
+                'algorithm.advantage = "reinforce_pp" needs algorithm.reject_zero_advantage = false: groups of equal '
+                "rewards have an advantage in it, and belong to its mean"
+            )
         for number, stage in enumerate(self.stages):
             if buffer is not None and buffer >= stage.max_tokens:
                 raise ValueError(
                     f"algorithm.overlong_buffer = {buffer} is not below stages.{number}.max_tokens = "
                     f"{stage.max_tokens}: every response would be penalised; take a smaller one"
+                )
+            if advantage == "pass_at_k" and k > stage.group_size:
+                raise ValueError(
+                    f"algorithm.advantage_k = {k} is above stages.{number}.group_size = {stage.group_size}: "
+                    "pass@k needs k responses of a prompt; take a smaller k or larger groups"
                 )
         return self
 

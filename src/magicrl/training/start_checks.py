@@ -17,14 +17,7 @@ from typing import TypeAlias
 
 import torch
 
-from magicrl.algorithms.advantages import (
-    Advantage,
-    advantage_of,
-    max_likelihood,
-    pass_at_k_gradient,
-    reads_parts,
-    reinforce_pp,
-)
+from magicrl.algorithms.advantages import Advantage, advantage_of, reads_parts
 from magicrl.config.data_schema import DataConfig, SourceConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import ModelConfig
@@ -45,7 +38,7 @@ from magicrl.models.scorer import check_isolation
 from magicrl.planning.memory import host_memory, learner_terms, memory_fault, run_terms
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Problem
-from magicrl.registry import resolve
+from magicrl.registry import BUILTINS, resolve
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.vllm_options import check_engine_args, vllm_missing
 from magicrl.training.learner import muon_matrices
@@ -501,9 +494,8 @@ def _warn_of_unused_settings(config: TrainConfig) -> None:
         _log.warning("evaluation.every = %d: no effect without data.validation", evaluation.every)
     if config.data.validation and not validated:
         _log.warning("data.validation: no effect without evaluation.every")
-    stated = [name for name in ("pass_at", "start_pass_at") if name in evaluation.model_fields_set]
-    if stated and config.data.test and 1.0 not in evaluation.temperatures:
-        _log.warning("evaluation.%s: no effect without 1.0 in evaluation.temperatures", " and ".join(stated))
+    if evaluation.pass_at and "pass_at" in evaluation.model_fields_set and 1.0 not in evaluation.temperatures:
+        _log.warning("evaluation.pass_at: no effect without 1.0 in evaluation.temperatures")
     adapts = any(stage.transition.rule == "converged" for stage in config.stages)
     if adapts and not validated and config.data.sampler in ("difficulty", "short_first"):
         _log.warning(
@@ -515,34 +507,16 @@ def _warn_of_unused_settings(config: TrainConfig) -> None:
 
 
 def _check_advantage(config: TrainConfig, advantage: Advantage) -> None:
-    """Raise ``RecipeError`` if an advantage does not fit the settings. The function decides, whatever its name."""
-    algorithm = config.algorithm
-    penalised = algorithm.overlong_buffer is not None
-    named = f"with algorithm.advantage = {algorithm.advantage!r}"
-    if penalised and reads_parts(advantage):
-        raise RecipeError(
-            f"{named}: the penalty is added to the sum of the rewards, which this advantage does not read; leave one "
-            "of them out, or add a reward that returns the penalty",
-            key="algorithm.overlong_buffer",
-        )
-    if penalised and advantage is max_likelihood:
-        raise RecipeError(
-            f"{named}: the penalty makes rewards negative, and maxrl divides by their mean; leave one of them out",
-            key="algorithm.overlong_buffer",
-        )
-    if advantage is reinforce_pp and algorithm.reject_zero_advantage:
-        raise RecipeError(
-            f"{named}: groups of equal rewards have an advantage in it, and belong to its mean; set it to false",
-            key="algorithm.reject_zero_advantage",
-        )
-    k = algorithm.advantage_k
-    for number, stage in enumerate(config.stages):
-        if advantage is pass_at_k_gradient and k > stage.group_size:
+    """Apply the rules of a built-in advantage to every name that resolves to it, and gdpo's to those like it."""
+    same = [name for name in BUILTINS["advantage"] if advantage_of(name) is advantage]
+    for name in same or (["gdpo"] if reads_parts(advantage) else []):
+        algorithm = config.algorithm.model_copy(update={"advantage": name})
+        try:
+            config.model_copy(update={"algorithm": algorithm}).advantage_fits_the_stages()
+        except ValueError as error:
             raise RecipeError(
-                f"{k} is above stages.{number}.group_size = {stage.group_size}: pass@k needs k responses of a prompt; "
-                "take a smaller k or larger groups",
-                key="algorithm.advantage_k",
-            )
+                f"{config.algorithm.advantage!r} is {name}: {error}", key="algorithm.advantage"
+            ) from error
 
 
 def with_needed_reference(config: TrainConfig) -> TrainConfig:

@@ -81,9 +81,9 @@ def test_another_advantage_is_another_update_of_the_same_responses(
         (["algorithm.overlong_buffer=8"], "overlong_buffer = 8 is not below stages.0.max_tokens = 8"),
         (["algorithm.advantage=pass_at_k", "algorithm.advantage_k=5"], "is above stages.0.group_size = 4"),
         (["algorithm.advantage=maxrl", "algorithm.overlong_buffer=2"], "maxrl divides by their mean"),
-        (["algorithm.advantage=OWN:gdpo", "algorithm.overlong_buffer=2"], "which this advantage does not read"),
-        (["algorithm.advantage=OWN:mine", "algorithm.overlong_buffer=2"], "which this advantage does not read"),
-        (["algorithm.advantage=reinforce_pp"], "groups of equal rewards have an advantage in it"),
+        (["algorithm.advantage=reinforce_pp"], "needs algorithm.reject_zero_advantage = false"),
+        (["algorithm.advantage=OWN:gdpo", "algorithm.overlong_buffer=2"], "own.py:gdpo' is gdpo: .* does not read"),
+        (["algorithm.advantage=OWN:mine", "algorithm.overlong_buffer=2"], "own.py:mine' is gdpo: .* does not read"),
     ],
 )
 def test_advantages_that_do_not_fit_the_settings_are_refused(
