@@ -317,9 +317,13 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def advantage_fits_the_stages(self) -> Self:
-        """Raise ``ValueError`` if the advantage does not fit the other settings. Decides by built-in names."""
-        k, buffer, advantage = self.algorithm.advantage_k, self.algorithm.overlong_buffer, self.algorithm.advantage
+    def _advantage_fits_the_stages(self) -> Self:
+        self.check_advantage(self.algorithm.advantage)
+        return self
+
+    def check_advantage(self, advantage: str) -> None:
+        """Raise ``ValueError`` if the built-in advantage of this name does not fit the other settings."""
+        k, buffer = self.algorithm.advantage_k, self.algorithm.overlong_buffer
         if buffer is not None and advantage == "gdpo":
             raise ValueError(
                 'algorithm.overlong_buffer with algorithm.advantage = "gdpo": the penalty is added to the sum of the '
@@ -346,7 +350,6 @@ class TrainConfig(Section):
                     f"algorithm.advantage_k = {k} is above stages.{number}.group_size = {stage.group_size}: "
                     "pass@k needs k responses of a prompt; take a smaller k or larger groups"
                 )
-        return self
 
     @model_validator(mode="after")
     def _teacher_can_score(self) -> Self:

@@ -96,7 +96,7 @@ class Objective:
         found: object = self.row.statistics(batch)
         if not isinstance(found, Mapping):
             raise ValueError(f"{self._named('loss')}: statistics must return a dict; got {type(found).__name__}")
-        return dict(cast("Mapping[str, Any]", found))
+        return dict(found)
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
         """Return the weight of each loss token of each response, ``[samples]`` float64, from the whole mini-batch."""

@@ -510,9 +510,8 @@ def _check_advantage(config: TrainConfig, advantage: Advantage) -> None:
     """Apply the rules of a built-in advantage to every name that resolves to it, and gdpo's to those like it."""
     same = [name for name in BUILTINS["advantage"] if advantage_of(name) is advantage]
     for name in same or (["gdpo"] if reads_parts(advantage) else []):
-        algorithm = config.algorithm.model_copy(update={"advantage": name})
         try:
-            config.model_copy(update={"algorithm": algorithm}).advantage_fits_the_stages()
+            config.check_advantage(name)
         except ValueError as error:
             raise RecipeError(
                 f"{config.algorithm.advantage!r} is {name}: {error}", key="algorithm.advantage"
