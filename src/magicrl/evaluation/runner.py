@@ -249,6 +249,11 @@ def _begun(
             watcher.note(f"{name}: samples of other settings ({'; '.join(moved[0])}) are now in {moved[1]}")
         for changed in folder.begin(job, benchmark.problems):
             watcher.note(f"{name}: {changed} since the job was begun; samples may differ in their last bits")
+        if options.keep_tokens and (without := sum(row.token_ids is None for row in folder.rows(plan.samples))):
+            watcher.note(
+                f"{name}: {without} existing samples have no tokens, and --keep-tokens changes only new ones; choose "
+                "another --output to sample all with tokens"
+            )
         tasks.append(Task(name=name, problems=benchmark.problems, folder=folder, plan=plan, price=options.price))
     return tasks
 

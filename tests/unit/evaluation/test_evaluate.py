@@ -134,6 +134,19 @@ def test_more_samples_keep_those_that_exist(
     assert results(write_results(arguments(output=tmp_path / "out"), ["sums"]))["samples"] == 4, "no sample is lost"
 
 
+def test_existing_samples_without_tokens_are_counted(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    model, keep = tiny_models[0], replace(SETTINGS, samples=2, keep_tokens=True)
+    run(model, sums, tmp_path / "out", replace(SETTINGS, samples=1))
+    later, whole = Watcher(), Watcher()
+    run(model, sums, tmp_path / "out", keep, later)
+    assert [note.partition(",")[0] for note in later.notes] == ["sums: 10 existing samples have no tokens"]
+    run(model, sums, tmp_path / "other", keep)
+    run(model, sums, tmp_path / "other", keep, whole)
+    assert whole.notes == []
+
+
 def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
     run(tiny_models[0], sums, tmp_path / "out")
     with pytest.raises(ValueError, match=r"sampling\.temperature: was 1\.0, is now 0\.5\n.*another --output"):
