@@ -355,7 +355,7 @@ def can_multiply_rows(weight: Tensor) -> bool:
     """Return whether `multiply_rows` serves a linear layer's ``weight``, ``[columns, width]``."""
     served = weight.dtype == torch.float32 and has_both(weight.dtype, weight.device, weight.shape[1], LANES)
     # Not measured with AVX512, which torch's products use.
-    return served and len(weight) % 4 == 0 and weight.is_contiguous() and _instructions() == _AVX2
+    return served and len(weight) >= 4 and weight.is_contiguous() and _instructions() == _AVX2
 
 
 def multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -90,14 +90,14 @@ class JoinedLinear:
         first = self._sources[0]
         self._exact = exact
         self._float32 = float32 and first.dtype.itemsize < torch.float32.itemsize
-        served = all(type(layer) is ExactLinear if exact else can_multiply(layer.weight) for layer in layers)
-        self._multiplies = served and not self._float32
+        ours = not exact or all(type(layer) is ExactLinear for layer in layers)  # or torch's, padded to many rows
+        self._multiplies = ours and not self._float32 and all(can_multiply(source) for source in self._sources)
         self._columns = sum(len(source) for source in self._sources)
         self._packs = not (self._float32 or self._multiplies) and packs_weights(first)
         self._copies = self._multiplies or self._packs or (self._float32 and not first.is_cuda)
         self._bias = _joined(given) if given else None
         self._weight = first if self._copies else _joined(self._sources)
-        self._by_rows = not (exact or self._copies) and can_multiply_rows(self._weight)
+        self._by_rows = ours and not self._copies and can_multiply_rows(self._weight)
         self.version = -1
 
     @property
@@ -125,7 +125,7 @@ class JoinedLinear:
         if self._float32:
             logits = float32_product(x.float() if self._copies else x, self._weight)
             return logits if self._bias is None else logits + self._bias
-        if self._by_rows and len(x) <= FEW_ROWS:
+        if self._by_rows and (self._exact or len(x) <= FEW_ROWS):
             return multiply_rows(x, self._weight, self._bias)
         return linear_product(x, self._weight, self._bias)
 

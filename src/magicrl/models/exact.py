@@ -213,9 +213,18 @@ class FilledContext:
         return F.pad(found, (0, 0, 0, 0, 0, missing)) if missing else found
 
 
+def multiplies_exactly(weight: Tensor) -> bool:
+    """Return whether `exact_product` serves a linear layer's ``weight``, ``[columns, d]``."""
+    return cpu_kernels.can_multiply(weight) or cpu_kernels.can_multiply_rows(weight)
+
+
 def exact_product(x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``x``, ``[..., d]``, times the transposed ``weight``, by magicrl's kernel. It has no gradient."""
-    found = cpu_kernels.multiply(x.flatten(0, -2), cpu_kernels.packed_weight(weight), len(weight))
+    """Return ``x``, ``[..., d]``, times the transposed ``weight``, by magicrl's kernels. It has no gradient."""
+    rows = x.flatten(0, -2)
+    if weight.dtype == torch.float32:
+        found = cpu_kernels.multiply_rows(rows, weight)
+    else:
+        found = cpu_kernels.multiply(rows, cpu_kernels.packed_weight(weight), len(weight))
     return found.unflatten(0, x.shape[:-1])
 
 
@@ -234,7 +243,7 @@ class _Product(torch.autograd.Function):
 
 
 class ExactLinear(nn.Linear):
-    """A linear layer without a bias by magicrl's kernel, in which a row's bits don't depend on the others."""
+    """A linear layer without a bias by magicrl's kernels, in which a row's bits don't depend on the others."""
 
     def forward(self, input: Tensor) -> Tensor:
         return cast(Tensor, _Product.apply(input, self.weight))
@@ -258,7 +267,7 @@ def use_exact(model: Any) -> None:
     linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
     # Decided by the width of a layer's input, so that sampler and head of the learner decide alike.
     for module in linear:
-        if cpu_kernels.can_multiply(module.weight):
+        if multiplies_exactly(module.weight):
             module.__class__ = ExactLinear
     model.exact_rows = 1 if all(type(module) is ExactLinear for module in linear) else ROWS
     for layer in model.get_decoder().layers:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from magicrl.models import cpu_kernels
-from magicrl.models.exact import exact_product, filled_rows, row_sums
+from magicrl.models.exact import exact_product, filled_rows, multiplies_exactly, row_sums
 from magicrl.models.products import float32_product, is_emulated, product
 
 Backend = Literal["auto", "torch", "triton"]
@@ -229,7 +229,7 @@ class TorchHead:
         if inputs.options.float32:
             return float32_product(inputs.hidden[rows], inputs.weight[words])
         hidden, weight = inputs.hidden[rows], inputs.weight[words]
-        if inputs.options.exact and cpu_kernels.can_multiply(weight):
+        if inputs.options.exact and multiplies_exactly(weight):
             return exact_product(hidden, weight)
         filled = filled_rows(hidden) if inputs.options.exact else hidden
         found = float32_product(filled, weight).to(hidden.dtype) if is_emulated(hidden) else filled @ weight.T

@@ -85,7 +85,7 @@ void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf1
 }
 
 // out [rows, columns] = x [rows, width] times a weight [columns, width] in float32. `width` is a multiple of 8, `columns`
-// of WIDE.
+// at least WIDE: the last tile begins earlier if it would be narrower, and writes some values twice.
 void multiply_rows(float* out, const float* x, const float* weight, int64_t rows, int64_t width, int64_t columns,
                    int threads) {
   const int64_t row_bytes = 4 * width, together = std::max<int64_t>(1, ROWS_BYTES / (3 * row_bytes)) * 3;
@@ -100,7 +100,8 @@ void multiply_rows(float* out, const float* x, const float* weight, int64_t rows
       for (int64_t column = first; column < end; column += WIDE)
         for (int64_t row = start; row < std::min(rows, start + together); row += 3) {
           for (int64_t line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
-          dots<3>(out + row * columns + column, columns, x + row * width, weight + column * width, width, rows - row);
+          const int64_t at = std::min(column, columns - WIDE);
+          dots<3>(out + row * columns + at, columns, x + row * width, weight + at * width, width, rows - row);
         }
   }
 }
