@@ -229,7 +229,7 @@ def test_a_shard_visits_each_checkpoint_once_and_keeps_the_copies_of_others(
         if given.shard == "1/2":
             folder.mkdir()
             (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
-        elif given.shard == "0/2" and folder.name == "step-000002":  # meanwhile the other shard has this checkpoint's turn
+        elif given.shard == "0/2" and folder.name == "step-000002":  # meanwhile the other has its turn
             evaluate_checkpoints(arguments(shard="1/2"), finished, output, evaluate, Console(), follow=False)
         assert (Path(given.model) / "model.safetensors").exists()
         return 0
