@@ -82,7 +82,7 @@ def test_another_advantage_is_another_update_of_the_same_responses(
         (["algorithm.advantage=pass_at_k", "algorithm.advantage_k=5"], "is above stages.0.group_size = 4"),
         (["algorithm.advantage=maxrl", "algorithm.overlong_buffer=2"], "maxrl divides by their mean"),
         (["algorithm.advantage=reinforce_pp"], "needs algorithm.reject_zero_advantage = false"),
-        (["algorithm.advantage=OWN:gdpo", "algorithm.overlong_buffer=2"], "own.py:gdpo' is gdpo: .* does not read"),
+        (["algorithm.advantage=OWN:max_likelihood", "algorithm.overlong_buffer=2"], "max_likelihood' is maxrl: .* mean"),
         (["algorithm.advantage=OWN:mine", "algorithm.overlong_buffer=2"], "own.py:mine' is gdpo: .* does not read"),
     ],
 )
@@ -90,7 +90,7 @@ def test_advantages_that_do_not_fit_the_settings_are_refused(
     toy_recipe: Path, tmp_path: Path, settings: list[str], told: str
 ) -> None:
     (tmp_path / "own.py").write_text(
-        "from magicrl.algorithms.advantages import gdpo, group_relative\n"
+        "from magicrl.algorithms.advantages import group_relative, max_likelihood\n"
         "def mine(a):\n    return group_relative(a)\nmine.by_parts = True\n"
     )
     with pytest.raises(RecipeError, match=told):
