@@ -82,7 +82,7 @@ def test_another_advantage_is_another_update_of_the_same_responses(
         (["algorithm.advantage=pass_at_k", "algorithm.advantage_k=5"], "is above stages.0.group_size = 4"),
         (["algorithm.advantage=maxrl", "algorithm.overlong_buffer=2"], "maxrl divides by their mean"),
         (["algorithm.advantage=reinforce_pp"], "needs algorithm.reject_zero_advantage = false"),
-        (["algorithm.advantage=OWN:max_likelihood", "algorithm.overlong_buffer=2"], "max_likelihood' is maxrl: .* mean"),
+        (["algorithm.advantage=OWN:max_likelihood", "algorithm.overlong_buffer=2"], "is maxrl: .* by their mean"),
         (["algorithm.advantage=OWN:mine", "algorithm.overlong_buffer=2"], "own.py:mine' is gdpo: .* does not read"),
     ],
 )
