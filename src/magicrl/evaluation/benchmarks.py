@@ -224,7 +224,7 @@ def _is_known_set(known: Benchmark | None, problems: Sequence[Problem]) -> bool:
 def _generated(asked: BenchmarkSource, task: str, options: EvaluationOptions) -> list[Read]:
     """Return the first problems of a task of reasoning-gym."""
     for name, value in options.filters.items():
-        if name != "limit" and value is not None:
+        if name != "limit":
             raise ValueError(
                 f"benchmark {asked.name}: {name} = {value} selects from a file, and a task of reasoning_gym "
                 "generates its problems; leave it out"

@@ -254,15 +254,15 @@ class EvaluationOptions:
 
     @cached_property
     def filters(self) -> dict[str, Any]:
-        """Options that leave out problems, as a job records them: a number, a sorted list, None if off."""
-        values = {name: getattr(self, name) for name in FILTERS}
+        """Given options that leave out problems, as a job records them: a number or a sorted list."""
+        values = {name: getattr(self, name) for name in FILTERS if getattr(self, name) is not None}
         several = {name: self.counts(name) for name, value in values.items() if isinstance(value, str | Sequence)}
         return values | {name: sorted({*(numbers or ())}) for name, numbers in several.items()}
 
     def left_out_by(self, problem: Problem) -> str | None:
         """Return the name of the first filter that leaves out a problem; None if it is kept."""
-        wanted = ((name, self.filters[name], keeps) for name, keeps in FILTERS.items() if keeps is not None)
-        return next((name for name, value, keeps in wanted if value is not None and not keeps(value, problem)), None)
+        given = ((name, value, FILTERS[name]) for name, value in self.filters.items())
+        return next((name for name, value, keeps in given if keeps and not keeps(value, problem)), None)
 
     @property
     def columns(self) -> dict[str, str]:
