@@ -269,6 +269,7 @@ def use_exact(model: Any) -> None:
     for module in linear:
         if multiplies_exactly(module.weight):
             module.__class__ = ExactLinear
+            vars(module).pop("forward", None)  # of `LinearForward`, which would multiply by torch
     model.exact_rows = 1 if all(type(module) is ExactLinear for module in linear) else ROWS
     for layer in model.get_decoder().layers:
         layer.self_attn.exact = True
