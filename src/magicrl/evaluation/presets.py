@@ -70,7 +70,7 @@ def average(row: Mapping[str, Any]) -> float | None:
     return None if None in figures else sum(cast("list[float]", figures)) / len(figures)
 
 
-def differing(
+def differs_from_preset(
     preset: Preset, settings: Mapping[str, Any], source: Mapping[str, Any], *, samples: int, verifiers: Iterable[str]
 ) -> list[str]:
     """Return how a benchmark's evaluation differs from a preset, on the whole set and with the set's own verifier.

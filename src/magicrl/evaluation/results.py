@@ -20,7 +20,7 @@ from typing import Any
 
 from magicrl.config.loader import leaves
 from magicrl.evaluation.options import EvaluationOptions, Price
-from magicrl.evaluation.presets import PRESETS, TABLE13_SETS, differing, rows_with, table13
+from magicrl.evaluation.presets import PRESETS, TABLE13_SETS, differs_from_preset, rows_with, table13
 from magicrl.evaluation.provenance import now
 from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow, by_problem
 from magicrl.evaluation.scaling import mark, samples_of_most, scaling
@@ -231,7 +231,10 @@ def result_of(folder: EvaluationFolder, options: EvaluationOptions, samples: int
     accounts = [account for each in every for account in read_accounts(each.usage)]
     source: Mapping[str, Any] = recorded["benchmark"]
     verifiers = {problem.verifier for problem in asked}
-    differs = {n: differing(p, decides, source, samples=wanted, verifiers=verifiers) for n, p in PRESETS.items()}
+    differs = {
+        name: differs_from_preset(preset, decides, source, samples=wanted, verifiers=verifiers)
+        for name, preset in PRESETS.items()
+    }
     return {
         "title": source["title"],
         "problems": len(ids),

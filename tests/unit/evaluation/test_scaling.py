@@ -12,7 +12,7 @@ from builders import sample_row
 from scipy import stats
 
 from magicrl.evaluation.comparison import common_efficiency
-from magicrl.evaluation.presets import PRESETS, differing, rows_with, table13
+from magicrl.evaluation.presets import PRESETS, differs_from_preset, rows_with, table13
 from magicrl.evaluation.results import means
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.scaling import (
@@ -194,7 +194,7 @@ def settings(benchmark: str, **sampling: float) -> dict[str, Any]:
 
 
 def differences_from(name: str, of: dict[str, Any], samples: int, verifier: str = "maths", **source: Any) -> list[str]:
-    return differing(PRESETS[name], of, {"whole": True} | source, samples=samples, verifiers=[verifier])
+    return differs_from_preset(PRESETS[name], of, {"whole": True} | source, samples=samples, verifiers=[verifier])
 
 
 def test_a_result_stands_beside_table13_only_at_its_settings() -> None:
