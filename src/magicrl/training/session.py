@@ -27,6 +27,7 @@ from magicrl.data.sampler import PromptSampler
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.model_files import find_model, weights_differ
 from magicrl.records import Problem, ScoredGroup, StepMetrics
+from magicrl.registry import is_builtin
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import (
     Built,
@@ -611,10 +612,12 @@ class Session:
         )
 
     def _check_states(self) -> None:
-        """Raise ``ValueError`` if JSON would change the state of a part that a user may write."""
-        config = self._config
-        check_json(f"entropy.controller = {config.entropy.controller!r}", self._trainer.controller.state())
-        check_json(f"data.sampler = {config.data.sampler!r}", self._sampler.state())
+        """Raise ``ValueError`` if JSON would change the state of a custom part. Those of built-in ones can be large."""
+        controller, sampler = self._config.entropy.controller, self._config.data.sampler
+        if not is_builtin("controller", controller):
+            check_json(f"entropy.controller = {controller!r}", self._trainer.controller.state())
+        if not is_builtin("sampler", sampler):
+            check_json(f"data.sampler = {sampler!r}", self._sampler.state())
 
     def _best_kept(self) -> frozenset[int]:
         """Return the step of the best validation if its checkpoint is to be kept."""

@@ -97,7 +97,7 @@ def judge_file(
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
     scores: list[float] = []
-    rewards: list[float] = []
+    rewards: set[float] = set()
     part = _part(output)
     lines = count_lines(input)
     waiting: deque[tuple[Any, Ticket | ValueError]] = deque()
@@ -116,7 +116,8 @@ def judge_file(
         file.flush()
         outcomes[verdict.outcome] += 1
         scores.extend([] if verdict.score is None else [verdict.score])
-        rewards.extend([] if correct is None else [float(correct) if verdict.score is None else verdict.score])
+        if correct is not None:
+            rewards.add(float(correct) if verdict.score is None else verdict.score)
         tell(outcomes.total(), lines)
 
     with part.open("w", encoding="utf-8") as file:
@@ -136,7 +137,7 @@ def judge_file(
         not_judged=outcomes[Outcome.NOT_JUDGED],
         score=sum(scores) / len(scores) if scores else None,
         broken=tuple(broken),
-        alike=len(rewards) > 1 and len(set(rewards)) == 1,
+        alike=len(rewards) == 1 and outcomes.total() - outcomes[Outcome.NOT_JUDGED] > 1,
     )
 
 
