@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from magicrl.files import checksum
 from magicrl.models.loading import described_model, resolve_device
 from magicrl.models.model_files import JSON_FILES, TOKENIZER_FILES, find_model
-from magicrl.models.prompts import PromptEncoder
+from magicrl.models.prompts import PromptEncoder, prompt_format
 from magicrl.records import Problem, TokenArray, frozen_tokens
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import make_engine
@@ -79,7 +79,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
             **({} if digest is None else {"engine_sha256": digest}),
             "dtype": chosen.dtype,
             **({} if chosen.head_dtype is None else {"head_dtype": chosen.head_dtype}),
-            "prompt_format": _prompt_format(policy.tokenizer),
+            "prompt_format": prompt_format(policy.tokenizer),
             **model_checksums(find_model(settings.model)),
         },
         facts={
@@ -111,7 +111,7 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
             "engine": "openai",
             "served_model": settings.model,
             "mode": settings.mode,
-            "prompt_format": _prompt_format(tokenizer) if tokenizer is not None and here else prompts,
+            "prompt_format": prompt_format(tokenizer) if tokenizer is not None and here else prompts,
             "extra": dict(settings.extra),
         },
         facts={
@@ -144,7 +144,3 @@ def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) 
     probe = Problem(id="probe", prompt="?", references=("?",), verifier="exact", source="probe")
     prompt = cast(str, tokenizer.decode(encoder.encode(probe).tolist(), skip_special_tokens=False))
     return prompt.rstrip().endswith(OPEN_TAG)
-
-
-def _prompt_format(tokenizer: PreTrainedTokenizerBase) -> str:
-    return "chat template" if tokenizer.chat_template else "plain text"

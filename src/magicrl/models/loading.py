@@ -287,20 +287,34 @@ def save_policy(
     # Next to it, on the same file system, because only then is a rename atomic.
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    with quiet_bars():
-        model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    if generation:
-        # On a copy, because the recommended settings belong to the folder, not to the model in memory.
-        recommended = copy.deepcopy(model.generation_config)
-        recommended.update(**generation)
-        recommended.save_pretrained(partial)
-    for name, text in (extra_files or {}).items():
-        (partial / name).write_text(text, encoding="utf-8")
-    for name, write in (extra_folders or {}).items():
-        write(partial / name)
+    try:
+        _write_model(model, partial, generation or {})
+        tokenizer.save_pretrained(partial)
+        for name, text in (extra_files or {}).items():
+            (partial / name).write_text(text, encoding="utf-8")
+        for name, write in (extra_folders or {}).items():
+            write(partial / name)
+    except BaseException:  # e.g. a full disk, which the rest of the model would keep full
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     _put_in_place(partial, folder)
     return folder
+
+
+def _write_model(model: PreTrainedModel, folder: Path, generation: Mapping[str, Any]) -> None:
+    """Write weights, config and generation config. ``generation`` is added to the settings of the last."""
+    # A copy, because the recommended settings belong to the folder, not to the model in memory. Written separately,
+    # because `save_pretrained` refuses settings that loading accepts, e.g. a temperature without do_sample.
+    stated = model.generation_config
+    settings = copy.deepcopy(stated)
+    settings.update(**generation)
+    model.generation_config = GenerationConfig()
+    try:
+        with quiet_bars():
+            model.save_pretrained(folder)
+    finally:
+        model.generation_config = stated
+    settings.to_json_file(folder / "generation_config.json", keys_to_pop=["compile_config"])
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -6,6 +6,8 @@ import json
 import logging
 import re
 from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
 from typing import Any, NamedTuple, cast
 
 from jinja2 import TemplateError
@@ -20,6 +22,10 @@ _log = logging.getLogger(__name__)
 
 # Placeholder for a text, to find what a chat template puts around it.
 _MARK = "magicrlmark"
+
+TEMPLATE_DAY = datetime(2024, 7, 26)
+"""Day that chat templates show as today's, the default of Llama 3.1's own. With the real one, prompts would change at
+midnight: within a run, and between a run and its resumption, repetition or evaluation."""
 
 
 class _Answers(NamedTuple):
@@ -64,6 +70,8 @@ class PromptEncoder:
             )
         self.end_token = end
         self._around = _chat_frame(tokenizer)
+        if _shows_day(tokenizer):
+            _warn_of_day(tokenizer.name_or_path)
         self._symbols = _whole_words(tokenizer)
         self._classes: dict[str, Any] = {}
         self._environments: dict[tuple[str, str], _Answers] = {}
@@ -220,6 +228,23 @@ class PromptEncoder:
         )
 
 
+def prompt_format(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return how prompts are made, for the records of runs and evaluations."""
+    if not tokenizer.chat_template:
+        return "plain text"
+    return "chat template" + (f", dated {TEMPLATE_DAY:%Y-%m-%d}" if _shows_day(tokenizer) else "")
+
+
+def _shows_day(tokenizer: PreTrainedTokenizerBase) -> bool:
+    return "strftime_now" in str(tokenizer.chat_template)
+
+
+@cache
+def _warn_of_day(model: str) -> None:
+    text = "the chat template of %s shows the date: it is always %s, so that prompts are the same every day"
+    _log.warning(text, model, f"{TEMPLATE_DAY:%Y-%m-%d}")
+
+
 def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Return the control token that the chat template puts after an assistant's message. None without one.
 
@@ -316,7 +341,11 @@ def _render(
     messages = [{"role": role, "content": text} for role, text in turns]
     try:
         text = tokenizer.apply_chat_template(
-            messages, tools=tools, tokenize=False, add_generation_prompt=generation_prompt
+            messages,
+            tools=tools,
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            strftime_now=TEMPLATE_DAY.strftime,  # instead of the function of this name that transformers passes
         )
     except TemplateError as error:
         raise ValueError(

@@ -17,7 +17,7 @@ from magicrl.data.families import make_family
 from magicrl.data.sources import problems_fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.model_files import find_model, weights_fingerprint
-from magicrl.models.prompts import PromptEncoder
+from magicrl.models.prompts import PromptEncoder, prompt_format
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_engine
 from magicrl.rollout.episodes import EpisodeEngine
@@ -68,7 +68,7 @@ class Built:
         return {
             "start_model": without_secrets(self.start.folder),
             "start_weights": weights_fingerprint(find_model(self.start.folder)),
-            "prompt_format": "chat template" if self.start.tokenizer.chat_template else "plain text",
+            "prompt_format": prompt_format(self.start.tokenizer),
             "start_model_licence": self.start.licence,
             "data": {
                 name: {"problems": len(p), "prompts": len({one.key for one in p}), "sha256": problems_fingerprint(p)}

@@ -123,6 +123,30 @@ def test_save_replaces_a_model_but_never_another_folder(folder: Path, tmp_path: 
     assert (precious / "chapter.txt").exists()
 
 
+@pytest.mark.parametrize("stated", [{"temperature": 0.6}, {"do_sample": False, "top_p": 0.9}, {"early_stopping": True}])
+def test_generation_settings_that_transformers_loads_and_refuses_to_save_are_kept(
+    folder: Path, tmp_path: Path, stated: dict[str, object]
+) -> None:
+    edit(folder / "generation_config.json", **stated)
+    loaded = load_policy(folder)
+    again = save_policy(loaded.model, loaded.tokenizer, tmp_path / "again", generation={"max_new_tokens": 7})
+    found = json.loads((again / "generation_config.json").read_text())
+    assert {**found, **stated} == found
+    assert found["max_new_tokens"] == 7
+    assert load_policy(again).model.generation_config.eos_token_id == [loaded.tokenizer.eos_token_id]
+
+
+def test_a_model_that_cannot_be_written_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    loaded = load_policy(folder)
+
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        save_policy(loaded.model, loaded.tokenizer, tmp_path / "out" / "model", extra_folders={"adapter": full})
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_licence_comes_from_the_model_card_then_the_licence_file(tmp_path: Path) -> None:
     assert read_licence(tmp_path) is None
     (tmp_path / "LICENSE").write_text("\n  MIT License\n\ntext")

@@ -8,7 +8,7 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from magicrl.models.prompts import PromptEncoder, end_of_turn_token
+from magicrl.models.prompts import PromptEncoder, end_of_turn_token, prompt_format
 from magicrl.models.small_models import CHATML, make_tokenizer
 from magicrl.records import Message, Problem
 
@@ -46,6 +46,19 @@ def test_chat_prompt_is_one_user_message_and_the_generation_prompt() -> None:
     tokens = encoder.encode(problem("2+2?"))
     assert tokenizer.decode(tokens.tolist()) == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n"
     assert not tokens.flags.writeable
+
+
+def test_the_day_in_a_chat_prompt_is_always_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    dated = "{{ strftime_now('%d %b %Y') }}\n" + CHATML
+    encoder = PromptEncoder(tokenizer := byte_tokenizer(template=dated), 100)
+    text = tokenizer.decode(encoder.encode(problem("2+2?")).tolist())
+    assert text.startswith("26 Jul 2024\n<|im_start|>user\n2+2?")
+    assert "it is always 2024-07-26" in caplog.text
+    assert [prompt_format(byte_tokenizer(template=one)) for one in (dated, CHATML, None)] == [
+        "chat template, dated 2024-07-26",
+        "chat template",
+        "plain text",
+    ]
 
 
 def test_chat_response_ends_with_the_end_of_turn_not_with_eos() -> None:
