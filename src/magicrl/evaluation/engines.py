@@ -60,14 +60,35 @@ def open_engine(name: str, settings: EngineSettings) -> OpenedEngine:
         raise
 
 
+KNOWN_BEFORE_LOADING = ("engine", "engine_sha256", "dtype", "head_dtype", "engine_args")
+"""Keys of `settings_that_decide`."""
+
+
+def settings_that_decide(name: str, settings: EngineSettings) -> dict[str, Any]:
+    """Return the settings of an engine on this machine that change its samples, without those that are not set.
+
+    Args:
+        name: name of the engine.
+        settings: its settings, after the engine's options (`with_vllm_options`).
+    """
+    found = {
+        "engine": name,
+        # other code of a custom engine may give other samples
+        "engine_sha256": references.file_fingerprint(name),
+        "dtype": settings.dtype,
+        "head_dtype": settings.head_dtype,
+        # some of them change only the speed, but which ones is known to vLLM alone
+        "engine_args": settings.vllm.engine_args or None,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
 def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> OpenedEngine:
     """Describe an engine with a model on this machine."""
     device, policy = resolve_device(settings.device), described_model(settings.model)
     encoder = PromptEncoder(policy.tokenizer, engine.max_context)
     vllm = engine if isinstance(engine, VllmEngine) else None
     chosen = settings if vllm is None else vllm.settings  # engine options may have changed both
-    # other code of a custom engine may give other samples
-    digest = references.file_fingerprint(name)
     return OpenedEngine(
         engine=engine,
         encoder=encoder,
@@ -75,10 +96,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
         opens_reasoning=opens_reasoning(policy.tokenizer, encoder),
         knows_limit=False,
         decides={
-            "engine": name,
-            **({} if digest is None else {"engine_sha256": digest}),
-            "dtype": chosen.dtype,
-            **({} if chosen.head_dtype is None else {"head_dtype": chosen.head_dtype}),
+            **settings_that_decide(name, chosen),
             "prompt_format": prompt_format(policy.tokenizer),
             **model_checksums(find_model(settings.model)),
         },

@@ -15,7 +15,7 @@ from magicrl.data.sources import problems_fingerprint
 from magicrl.environments.base import environment_spec
 from magicrl.evaluation.benchmarks import LoadedBenchmark, load_benchmarks, prompts_not_trained_on
 from magicrl.evaluation.comparison import read_benchmarks
-from magicrl.evaluation.engines import OpenedEngine, open_engine
+from magicrl.evaluation.engines import KNOWN_BEFORE_LOADING, OpenedEngine, open_engine, settings_that_decide
 from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
 from magicrl.evaluation.options import FILTERS, EvaluationObserver, EvaluationOptions, JobCost, Price
 from magicrl.evaluation.provenance import environment_facts
@@ -23,6 +23,7 @@ from magicrl.evaluation.results import Incomplete, Meter, write_results
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow, differences
 from magicrl.records import TOKEN_FILTERS, Problem
 from magicrl.rollout.engine_settings import EngineSettings
+from magicrl.rollout.engines import with_vllm_options
 from magicrl.rollout.episodes import EpisodeEngine
 from magicrl_verifiers import references
 from magicrl_verifiers.secrets import without_secrets
@@ -32,8 +33,6 @@ from magicrl_verifiers.table import verifier_spec
 
 PILOT_SAMPLES = 32
 """Most samples of a pilot, which runs if at least four times as many are missing."""
-_ENGINE = ("engine", "engine_sha256", "dtype", "head_dtype")
-"""Facts of an engine that are known before it has loaded a model."""
 _READING = ("source", "window", *FILTERS, "template")
 """Facts of a benchmark that decide its problems. A reader learns nothing from a checksum of the problems."""
 
@@ -129,16 +128,7 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
     for text in prompts_not_trained_on(Path(options.model), benchmarks):
         watcher.note(text)
     _check_rewards(benchmarks, options)  # before a model is loaded
-    engine = EngineSettings(
-        model=str(options.model),
-        options=options.engine_values,
-        dtype=options.dtype,
-        device=options.device,
-        max_rows=options.max_rows,
-        memory_limit_mb=options.memory_limit_mb,
-        threads=options.threads,
-    )
-    opened = open_engine(options.engine, engine)
+    opened = open_engine(options.engine, _engine_settings(options))
     try:
         opened = _checked_engine(opened, benchmarks, options)
         if options.reasoning is None and opened.opens_reasoning:
@@ -258,6 +248,18 @@ def _begun(
     return tasks
 
 
+def _engine_settings(options: EvaluationOptions) -> EngineSettings:
+    return EngineSettings(
+        model=str(options.model),
+        options=options.engine_values,
+        dtype=options.dtype,
+        device=options.device,
+        max_rows=options.max_rows,
+        memory_limit_mb=options.memory_limit_mb,
+        threads=options.threads,
+    )
+
+
 def decides_of(benchmark: LoadedBenchmark, options: EvaluationOptions, max_tokens: int) -> dict[str, Any]:
     """Return everything but the engine that decides the samples and verdicts of a benchmark at a response limit."""
     sampling = options.sampling
@@ -333,21 +335,16 @@ def requested_changes(output: Path, options: EvaluationOptions, benchmarks: Sequ
     Raises:
         ValueError: ``output`` has no results, or a file that is no results file.
     """
-    results, chosen = read_benchmarks(output), options.engine_values if options.engine == "vllm" else {}
-    engine = {
-        "engine": options.engine,
-        "engine_sha256": references.file_fingerprint(options.engine),
-        "dtype": chosen.get("dtype", options.dtype),
-        "head_dtype": chosen.get("head_dtype"),
-    }
-    engine = {name: value for name, value in engine.items() if value is not None}
+    results, settings = read_benchmarks(output), _engine_settings(options)
+    chosen = with_vllm_options(settings) if options.engine == "vllm" else settings
+    engine = settings_that_decide(options.engine, chosen)
     found: list[str] = []
     for benchmark in benchmarks:
         if (result := results.get(benchmark.name)) is None:
             found.append(f"{benchmark.name}: was not evaluated, is now requested")
             continue
         before = result["settings"]["engine"]
-        then = {**result["settings"], "engine": {name: before[name] for name in _ENGINE if name in before}}
+        then = {**result["settings"], "engine": {name: before[name] for name in KNOWN_BEFORE_LOADING if name in before}}
         now = decides_of(benchmark, options, options.sampling.max_tokens) | {"engine": engine}
         lines = differences(then, now)
         if any(line.startswith("problems.") for line in lines):

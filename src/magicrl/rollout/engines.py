@@ -121,14 +121,12 @@ _ENGINE_OPTIONS = ("dtype", "head_dtype", "max_context", "max_rows", "gpus")
 """Fields of `EngineSettings` that ``--engine-option`` may set for vLLM, in addition to those of ``[rollout.vllm]``."""
 
 
-def make_vllm(settings: EngineSettings) -> VllmEngine:
-    """Return vLLM's offline engine on a model folder: in a run, a replica or an evaluation.
+def with_vllm_options(settings: EngineSettings) -> EngineSettings:
+    """Return settings whose ``options`` have changed the fields that they name, also those of ``settings.vllm``.
 
-    ``options`` change ``settings`` and ``settings.vllm`` by name.
+    Raises:
+        RecipeError: An option is unknown, has a wrong value, or is one of training only.
     """
-    device = resolve_device(settings.device)
-    if device.type == "cpu" and torch.cuda.is_available():
-        raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
     for name in TRAINING_ONLY:
         if name in settings.options:
             raise RecipeError(f"--engine-option {name}: only training has it, as rollout.vllm.{name}")
@@ -137,7 +135,15 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     checked = _checked(create_model("VllmOptions", __base__=VllmConfig, **own), settings.options)
     given = checked.model_dump(exclude_unset=True)
     vllm = {name: given.pop(name) for name in VllmConfig.model_fields if name in given}
-    settings = replace(settings, **given, vllm=settings.vllm.model_copy(update=vllm))
+    return replace(settings, **given, vllm=settings.vllm.model_copy(update=vllm))
+
+
+def make_vllm(settings: EngineSettings) -> VllmEngine:
+    """Return vLLM's offline engine on a model folder: in a run, a replica or an evaluation."""
+    device = resolve_device(settings.device)
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
+    settings = with_vllm_options(settings)
     check_engine_args(settings.vllm)
     settings.use_threads()
     policy = described_model(settings.model)

@@ -155,6 +155,8 @@ def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path]
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, extract="box"))
     with pytest.raises(ValueError, match=r"engine\.weights_sha256: was "):
         run(tiny_models[1], sums, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"problems\.sha256: was [^\n]*\n *limit: was not set, is now 2\n"):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, limit=2))
     sums.write_text(sums.read_text().replace('"answer": 0', '"answer": 1'))
     with pytest.raises(ValueError, match=r"problems\.sha256: was "):
         run(tiny_models[0], sums, tmp_path / "out")

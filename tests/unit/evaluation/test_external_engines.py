@@ -10,10 +10,10 @@ import pytest
 from json_server import Reply, json_server
 
 from magicrl.config.rollout_schema import TRAINING_ONLY
-from magicrl.evaluation.engines import open_engine
+from magicrl.evaluation.engines import KNOWN_BEFORE_LOADING, open_engine, settings_that_decide
 from magicrl.evaluation.options import arguments
 from magicrl.rollout.engine_settings import EngineSettings
-from magicrl.rollout.engines import _ENGINE_OPTIONS
+from magicrl.rollout.engines import _ENGINE_OPTIONS, with_vllm_options
 from magicrl_verifiers.served import ServerError, ServerSettings
 
 NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
@@ -68,6 +68,18 @@ def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     options = arguments(engine="openai", engine_options=["attempts=2", 'extra={"seed": null}']).engine_values
     with pytest.raises(ServerError, match=r"GET http://127\.0\.0\.1:9/elsewhere/models: cannot reach"):
         open_engine("openai", EngineSettings(model="tiny", options=options))
+
+
+def test_options_of_vllm_that_may_change_samples_decide_an_evaluation() -> None:
+    options = {"dtype": "bfloat16", "head_dtype": "float32", "engine_args": '{"quantization": "fp8"}', "cache_mb": "64"}
+    decided = settings_that_decide("vllm", with_vllm_options(EngineSettings(model="tiny", options=options)))
+    expected = {"dtype": "bfloat16", "head_dtype": "float32", "engine_args": {"quantization": "fp8"}}
+    assert decided == {"engine": "vllm", **expected}
+    assert {*decided, "engine_sha256"} == {*KNOWN_BEFORE_LOADING}
+    assert settings_that_decide("in_process", EngineSettings(model="tiny")) == {
+        "engine": "in_process",
+        "dtype": "float32",
+    }
 
 
 @pytest.mark.parametrize("owner", ["vllm", "somebody"])
