@@ -13,7 +13,7 @@ CHECK_PYTHON := import sys; v = sys.version_info[:2]; sys.exit(None if (3, 11) <
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup setup-dev quickstart smollm2 check test test-slow test-benchmarks frozen frozen-accept kills mutants identities bench bench-tune bench-check gpu-wheels browser page docs site clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow test-benchmarks frozen frozen-accept update kills mutants identities bench bench-tune bench-check gpu-wheels browser page docs site clean
 
 setup: $(VENV)/.installed
 
@@ -87,6 +87,17 @@ frozen: setup-dev
 
 frozen-accept: setup-dev
 	@$(BIN)/python tests/frozen/frozen.py accept --what "$$WHAT" --reason "$$REASON"
+
+# Everything that is written from the code, after a change that is meant: look at `git diff` afterwards.
+#   make update REASON="why"
+UPDATED := help run evaluation pipeline errors signatures
+update: setup-dev
+	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
+	$(BIN)/python -m tools.recipe_page
+	$(BIN)/python -m tools.metrics_page
+	$(BIN)/python -m tools.errors_page
+	$(BIN)/python tests/unit/test_api.py
+	@$(BIN)/python tests/frozen/frozen.py accept --what "$(UPDATED)" --reason "$$REASON"
 
 # Rehearsals of the scripts of `make bench` and benchmarks/gpu.sh at tiny sizes, no part of CI: 3 minutes of a core.
 test-benchmarks: setup-dev

@@ -549,12 +549,12 @@ def check(name: str) -> list[str] | None:
     return differences(name, kept, PARTS[name].now())
 
 
-def report(name: str, lines: list[str]) -> str:
-    """Return what a failed check prints."""
+def report(name: str, lines: list[str], then: str = "") -> str:
+    """Return the first lines of differences from a record, and what follows from them."""
     kept = [line if len(line) <= 400 else line[:400] + "..." for line in lines[: MOST_LINES - 2]]
     more = [f"... and {len(lines) - len(kept)} more"] if len(lines) > len(kept) else []
-    accept = f'If this is meant: make frozen-accept WHAT={name} REASON="why"'
-    return "\n  ".join([f"{name}: {len(lines)} rows differ from the record.", *kept, *more, accept])
+    then = then or f'If this is meant: make frozen-accept WHAT={name} REASON="why"'
+    return "\n  ".join([f"{name}: {len(lines)} rows differ from the record.", *kept, *more, then])
 
 
 def known(parts: list[str]) -> list[str]:
@@ -599,7 +599,7 @@ def accept(parts: list[str], reason: str) -> None:
         write(name, in_order(kept, rows))
         with LOG.open("a", encoding="utf-8") as log:
             log.write(f"- {datetime.date.today()} `{name}`, {len(lines)} rows: {' '.join(reason.split())}\n")
-        print(f"{name}: {len(lines)} rows accepted. The commit must state the reason: {reason}")
+        print(report(name, lines, f"Accepted. The commit must state the reason: {reason}"))
 
 
 def outcome(name: str) -> tuple[list[str] | None, float]:

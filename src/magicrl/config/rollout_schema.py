@@ -17,10 +17,10 @@ EngineName = Annotated[Reference, reference_to("engine")]
 class VllmConfig(Section):
     """Settings that only vLLM has. Other engines do not read them."""
 
-    # A field that `engine_options` (rollout/vllm_options.py) makes an argument of vLLM works in training, in replicas of a
-    # cluster and as `magicrl eval --engine-option` without further code, and config.toml holds it where it is set. One
-    # that changes samples is also named in `settings_that_decide` (evaluation/engines.py). `gpu_share` is also read by
-    # the planner, `adapters` by rollout/engines.py, `keep_caches` by rollout/vllm_engine.py.
+    # A field that `engine_options` (rollout/vllm_options.py) makes an argument of vLLM works in training, in replicas
+    # of a cluster and as `magicrl eval --engine-option` without further code, and config.toml holds it where it is set.
+    # One that changes samples is also named in `settings_that_decide` (evaluation/engines.py). `gpu_share` is also read
+    # by the planner, `adapters` by rollout/engines.py, `keep_caches` by rollout/vllm_engine.py.
 
     cache_mb: int | None = Field(default=None, ge=1)
     """Size of the KV cache in MiB. Default: ``rollout.memory_limit_mb`` on a CPU, the memory that ``gpu_share`` leaves

@@ -106,7 +106,6 @@ DIFFERENT: tuple[tuple[dict[str, Any], list[str]], ...] = (
     ({"top_p": 0.95}, ["sampling.top_p: was 1.0, is now 0.95"]),
     ({"top_k": 20}, ["sampling.top_k: was not set, is now 20"]),
     ({"reward": "maths"}, ["verifier: was exact, is now maths"]),
-    ({"levels": "2"}, ["levels: was None, is now [2]"]),
     ({"limit": 6}, []),  # this limit covers all problems
     ({"limit": 5, "limit_seed": 1}, ["limit: was None, is now 5", "limit_seed: was None, is now 1"]),
     ({"extract": "box"}, ["judging.extract: was lenient, is now box"]),
