@@ -65,7 +65,7 @@ class Group:
 
     @property
     def judged(self) -> list[Response]:
-        """Return whether the response was judged. Otherwise it leaves its group."""
+        """Return the judged responses. The others leave their group."""
         return [r for r in self.responses if r.judged]
 
 

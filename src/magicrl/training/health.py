@@ -253,8 +253,11 @@ def clip_never_acts(series: Series) -> str | None:
 )
 def clip_share_high(series: Series) -> str | None:
     """More than a tenth of the tokens clipped over the last steps."""
-    clipped = last(series, RECENT, CLIPPED)
+    clipped, largest = last(series, RECENT, CLIPPED), last(series, RECENT, LARGEST_RATIO)
     if not clipped or mean(clipped) <= 0.1:
+        return None
+    # Bounds as narrow as those of gspo (0.0003) are passed without a far move.
+    if largest and max(largest) < 1.1:
         return None
     return f"{mean(clipped):.0%} of the tokens clipped over the last {RECENT} steps"
 

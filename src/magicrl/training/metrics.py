@@ -1,4 +1,4 @@
-"""The metrics of a training step: buffer, entropy and updates. docs/guides/runs.md explains their keys."""
+"""The metrics of a training step: buffer, entropy and updates. docs/reference/metrics.md lists their keys."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class Learner(Protocol):
         Returns:
             Its metrics, with the keys of ``metrics.jsonl`` without the ``learner/`` prefix. Always present: ``loss``,
             ``policy_loss``, ``entropy`` (mean nats over the loss tokens), ``grad_norm`` (before clipping),
-            ``clip_ratio`` (share of tokens whose gradient the clip zeroed), ``ratio_mean``, ``ratio_max``,
+            ``clip_ratio`` (share of tokens on which the clip acted, see `Surrogate`), ``ratio_mean``, ``ratio_max``,
             ``ratio_min``, ``sampler_gap_mean``, ``sampler_gap_max`` (absolute difference of old and sampler
             log-probs), ``tokens``, ``learning_rate``. With a reference model also ``kl``.
 

@@ -87,7 +87,7 @@ SICK: dict[str, list[StepMetrics]] = {
     ),
     "answers_not_judged": run(30, train__not_judged__ratio=ramp(0.0, 0.4, 20)),
     "clip_never_acts": run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(4)),
-    "clip_share_high": run(30, learner__clip_ratio=ramp(0.01, 0.3, 20), learner__sgd_steps=flat(4)),
+    "clip_share_high": run(30, learner__clip_ratio=ramp(0.01, 0.3, 20), learner__ratio_max=flat(1.3)),
     "sampler_gap": run(30, learner__sampler_gap_mean=ramp(0.01, 0.2, 20)),
     "entropy_estimators_disagree": run(
         30, entropy__exact__mean=flat(0.3), entropy__sampled__mean=noisy(flat(0.36), 0.02)
@@ -217,6 +217,8 @@ def test_a_good_run_has_no_finding() -> None:
             run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(4), learner__ratio_max=flat(1.5)),
         ),
         ("clip_share_high", run(30, learner__clip_ratio=flat(0.02), learner__sgd_steps=flat(4))),
+        # gspo's bounds are narrow
+        ("clip_share_high", run(30, learner__clip_ratio=flat(0.3), learner__ratio_max=flat(1.001))),
         ("sampler_gap", run(30, learner__sampler_gap_mean=flat(0.05))),
         (
             "entropy_estimators_disagree",
