@@ -123,7 +123,7 @@ def _rows(name: str, data: Any) -> list[Any]:
     if hasattr(data, "to_pylist"):  # pyarrow
         return data.to_pylist()
     if hasattr(data, "to_dict") and hasattr(data, "columns"):  # pandas
-        return data.to_dict("records")
+        return cast("list[Any]", _plain(data.to_dict("records")))
     if isinstance(data, Mapping) or not isinstance(data, Iterable):
         raise ValueError(
             f"{name} must be a path, a hub name, a list of records (dicts) or problems, a data frame or a function, "
@@ -136,4 +136,13 @@ def _rows(name: str, data: Any) -> list[Any]:
                 f"{name}[{place}] must be a record, e.g. {{'prompt': '1 + 1', 'answer': '2'}}, or a Problem, got "
                 f"{row!r:.60} ({type(row).__name__})"
             )
-    return rows
+    return [row if isinstance(row, Problem) else _plain(dict(row)) for row in rows]
+
+
+def _plain(value: Any) -> Any:
+    """Return the value with lists and numbers in place of numpy's, as which pandas reads the lists of parquet files."""
+    if type(value).__module__ == "numpy":
+        value = value.tolist()
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in cast("dict[Any, Any]", value).items()}
+    return [_plain(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value

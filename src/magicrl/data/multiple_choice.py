@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import string
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
+
+_log = logging.getLogger(__name__)
 
 NAMES = ("choices", "options")
 """Columns that hold the options, whatever their case."""
@@ -101,6 +104,7 @@ def with_options(prompt: str, labels: Sequence[str], texts: Sequence[str]) -> st
 
 def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tuple[str, ...] | None:
     """Return the accepted answers, the label and the text of the right option; None if the answer is no option.
+    A text that is a label is left out, since it would accept another option.
 
     A number is a label where the labels are numbers, else the place of the option, from 0, unless it is the text of
     one.
@@ -128,7 +132,8 @@ def right_option(answer: Any, labels: Sequence[str], texts: Sequence[str]) -> tu
         place = lower.index(said.casefold()) if lower.count(said.casefold()) == 1 else None
     if place is None:
         return None
-    return tuple(dict.fromkeys((labels[place], texts[place])))
+    label, text = labels[place], texts[place]
+    return (label,) if text.casefold() in map(str.casefold, labels) else (label, text)
 
 
 def note_number(
@@ -157,14 +162,18 @@ def note_number(
 
 
 def check_numbers(found: Mapping[str, str]) -> None:
-    """Raise ``ValueError`` if the numbers among the answers of a file cannot all be read in one way.
+    """Raise ``ValueError`` if the numbers among the answers of a file cannot all be read in one way. Warn of an answer
+    that is the text of a list.
 
     Either they count the options from 1, so that each would be read as the next option, or some are texts of options
     and others their places.
 
     Args:
-        found: Result of `note_number` for all rows, because one row cannot show it.
+        found: Result of `note_number` for all rows, because one row cannot show it; ``list``: an answer like that.
     """
+    if "list" in found:
+        text = "%s: the answer is the text of a list, and counts as one answer; if each entry is one, write a list"
+        _log.warning(text, found["list"])
     if "last" in found and "zero" not in found:
         raise ValueError(
             f"{found['last']}: the answer is the number of options, and no row has the answer 0, so the answers seem "

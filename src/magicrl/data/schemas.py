@@ -47,7 +47,7 @@ def read_turns(value: Any) -> Turns | None:
     The result is None for plain text and other values.
 
     Raises:
-        ValueError: A message has no known role or no text, or no user turn is at the end.
+        ValueError: A message has no known role or no text, no user turn is at the end, or it is Python's text of them.
 
     Example:
         >>> read_turns([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}])[1]
@@ -56,6 +56,10 @@ def read_turns(value: Any) -> Turns | None:
     if isinstance(value, str):
         # parse only text that starts like a list of messages
         start = value.lstrip()[:200]
+        if re.match(r"\[\s*\{\s*'(role|from|content|value)'\s*:", start):
+            raise ValueError(
+                "is Python's text of a list of messages, as pandas writes it into CSV; write JSONL or parquet instead"
+            )
         if not start.startswith("[") or ('"role"' not in start and '"from"' not in start):
             return None
         try:
@@ -368,7 +372,7 @@ def _ends_in_answer(row: Row, prompt: Sequence[str]) -> bool:
     try:
         turns = read_turns(row.record[prompt[0]])
     except ValueError:
-        return False
+        return True  # the reader of the row names the fault, which is not that of the columns
     return turns is not None and turns[2] is not None
 
 
@@ -458,6 +462,8 @@ class _RowReader:
         self, context: tuple[Message, ...], prompt: str, references: tuple[str, ...], verifier: str
     ) -> Problem:
         schema, record, fields = self.schema, self.row.record, self.reader.fields
+        for text in (prompt, *(message.content for message in context)):
+            self._whole(", ".join((*schema.prompt, *self.options[0])), text)
         used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
         used |= {"reward_model"} if schema.released else set()
         used |= {*self.options[0]} if self.options[2] else set()
@@ -480,6 +486,8 @@ class _RowReader:
 
     def _read(self, problem: Problem, template: str, solutions: tuple[str, ...], notes: Mapping[str, Any]) -> Read:
         record, schema = self.row.record, self.schema
+        for text in solutions:
+            self._whole(", ".join(schema.solutions or schema.prompt), text)
         own = None if schema.id is None else record.get(schema.id)
         said = {name: record[name] for name in schema.notes if record.get(name) not in (None, "", [])}
         used = {*schema.prompt, *schema.needs, *schema.solutions, *self.options[0]}
@@ -541,7 +549,7 @@ class _RowReader:
                 raise self._error(name, f"must be text, got {type(value).__name__} ({str(value)[:40]!r})", remedy)
             if not value.strip():
                 raise self._error(name, "is empty", "remove the row or correct it")
-            texts.append(self._whole(name, value))
+            texts.append(value)
         if len(texts) == 1:
             return texts[0]
         ended = [text if text.endswith((".", "?", "!", ":", ",")) else text + "." for text in map(str.strip, texts)]
@@ -559,7 +567,7 @@ class _RowReader:
         if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
             remedy = "correct it, or leave fields.id out to number the rows"
             raise self._error(name, f"must be a non-empty text or integer id, got {value!r}", remedy)
-        return str(value)
+        return self._whole(name, str(value))
 
     def _level(self) -> int | None:
         """Return an integer, or that at the end of a text (``Level 5``). Others raise if the user named the column."""
@@ -586,6 +594,8 @@ class _RowReader:
             remedy = f"correct it, or name another column: {self.reader.named('answer')}"
             raise self._error(name, f"must be text, a number or a list of them, got {kind} ({value!r:.40})", remedy)
         text = str(value).strip()
+        if re.fullmatch(r"(?s)\[\s*(['\"]).*\1\s*\]", text):
+            self.reader.numbers.setdefault("list", self.row.where)
         marked = _marked(text)
         # a whole worked solution as the reference answer would match no answer; a last turn of one line is an answer
         short = self.schema.answer is None and "\n" not in text and len(text) <= _SHORT_TURN

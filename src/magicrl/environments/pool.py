@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -271,6 +272,8 @@ def checked(step: Any) -> Step:
             raise TypeError(f"{field_name} of a step must be {wanted}, got {type(value).__name__}")
     if len(step.observation) > MAX_OBSERVATION:
         raise ValueError(f"an observation of {len(step.observation)} characters; give at most {MAX_OBSERVATION}")
+    if half := re.search("[\ud800-\udfff]", step.observation):  # as in file names that are not UTF-8
+        raise ValueError(f"an observation that holds half a character ({half.group()!r}), which no tokenizer reads")
     if step.reward is not None and not step.done:
         raise ValueError("a reward goes with the last step, where done is True")
     reward = None if step.reward is None else number("reward", step.reward)

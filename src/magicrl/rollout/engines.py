@@ -147,6 +147,9 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     check_engine_args(settings.vllm)
     settings.use_threads()
     policy = described_model(settings.model)
+    # LongRoPE: with a longer context vLLM would rotate short sequences differently, too.
+    if policy.max_context < policy.model.config.get_text_config().max_position_embeddings:
+        settings = replace(settings, max_context=min(policy.max_context, settings.max_context or policy.max_context))
     encoder = settings.encoder or PromptEncoder(policy.tokenizer, settings.max_context or policy.max_context)
     training = settings.training
     make = partial(

@@ -56,6 +56,12 @@ def test_labels_of_the_data_are_kept(tmp_path: Path) -> None:
     assert found.first.problem.references == ("2", "Paris")
 
 
+def test_a_text_that_is_the_label_of_another_option_is_not_right(tmp_path: Path) -> None:
+    assert read(tmp_path, choices=["O", "a", "B", "AB"], answer="B").first.problem.references == ("B",)
+    found = read(tmp_path, choices={"text": ["4", "2", "3", "1"], "label": ["1", "2", "3", "4"]}, answer="1")
+    assert found.first.problem.references == ("1",)
+
+
 @pytest.mark.parametrize("answer", [2, 2.0, "2"])
 @pytest.mark.parametrize(
     "options",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from builders import write_lines
 
 from magicrl.config.data_schema import FieldMapping, SourceConfig
 from magicrl.config.errors import RecipeError
+from magicrl.config.given import data_file, data_reference
 from magicrl.data.data_files import Row, read_rows
 from magicrl.data.schemas import Quarantined
 from magicrl.data.sources import Place, load_problems, recognise
@@ -84,6 +86,50 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path, record: dict[str, Any]) 
     (bare,) = both(write_lines(tmp_path / "bare.jsonl", [{"prompt": TURN, "answer": "5"}]))
     assert bare.context == ()
     assert bare.key != problem.key, "a conversation is another problem than its last turn"
+
+
+def test_messages_that_pandas_wrote_into_a_table_are_refused(tmp_path: Path) -> None:
+    for record in ({"messages": str(TURN), "answer": "5"}, {"messages": str([*TURN, {"role": "assistant"}])}):
+        pd.DataFrame([record]).to_csv(tmp_path / "own.csv")
+        with pytest.raises(ValueError, match=r"line 2: field 'messages' is Python's text of a list"):
+            load_problems(SourceConfig(path=str(tmp_path / "own.csv")))
+
+
+@pytest.mark.parametrize("answer", ["['5', 'five']", '["5", "five"]', "['5' 'five']"])
+def test_a_warning_names_an_answer_that_is_the_text_of_a_list(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, answer: str
+) -> None:
+    path = write_lines(tmp_path / "own.jsonl", [{"question": "2 + 3?", "answer": one} for one in ("[5, 6]", answer)])
+    assert load_problems(SourceConfig(path=str(path)))[1].references == (answer,)
+    assert "own.jsonl, line 2: the answer is the text of a list, and counts as one answer" in caplog.text
+
+
+def test_a_data_frame_of_a_parquet_file_has_the_problems_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pq.write_table(pa.table({"prompt": [TURN], "answer": [["5", "five"]], "info": [{"index": [1]}]}), "own.parquet")
+    frame = pd.read_parquet("own.parquet")
+    (there,) = load_problems(SourceConfig(path="own.parquet"))
+    for place in (SourceConfig(path=data_file(frame)), SourceConfig(source=data_reference("data", frame))):
+        (here,) = load_problems(place)
+        assert (here.prompt, here.references, here.extra) == (there.prompt, ("5", "five"), there.extra)
+
+
+@pytest.mark.parametrize(
+    ("record", "name"),
+    [
+        ({"messages": [SYSTEM, {"role": "user", "content": "\ud83d"}], "answer": "5"}, "messages"),
+        ({"messages": [{"role": "system", "content": "\ud83d"}, *TURN], "answer": "5"}, "messages"),
+        ({"question": "?", "choices": ["\ud83d", "5"], "answer": "B"}, "question, choices"),
+        ({"question": "?", "answer": "5", "solution": "\ud83d"}, "solution"),
+        ({"question": "?", "answer": "\ud83d"}, "answer"),
+    ],
+)
+def test_half_a_character_is_named_with_row_and_field(tmp_path: Path, record: dict[str, Any], name: str) -> None:
+    path = write_lines(tmp_path / "own.jsonl", [record])
+    with pytest.raises(ValueError, match=rf"own\.jsonl, line 1: field '{name}' holds half a character"):
+        load_problems(SourceConfig(path=str(path)))
 
 
 def test_training_says_how_tests_call_the_program_as_evaluation_does(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ CODE = """
                 return Step(reward=1.0)
             if text == "long":
                 return Step(observation="x" * 10**9)
+            if text == "half":
+                return Step(observation="\\udce4.txt")
             if text == "number":
                 return Step(observation=7)
             if text == "numpy":
@@ -122,6 +124,7 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
         "nan": "ValueError: reward must be finite, got nan",
         "reward": "ValueError: a reward goes with the last step",
         "long": "(ValueError: an observation of 1000000000 characters; give at most 65536|MemoryError)",
+        "half": "ValueError: an observation that holds half a character",
         "number": "TypeError: observation of a step must be str, got int",
         "metric": "ValueError: distance must be finite, got inf",
     }

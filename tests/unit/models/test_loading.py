@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from magicrl.config.model_schema import TinyModelConfig
-from magicrl.models.loading import load_policy, read_licence, resolve_device, save_policy
+from magicrl.models.loading import described_model, load_policy, read_licence, resolve_device, save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import (
     find_gguf,
@@ -22,6 +22,8 @@ from magicrl.models.small_models import (
     prepare_gguf_package,
 )
 from magicrl.records import Problem
+from magicrl.rollout import engines
+from magicrl.rollout.engine_settings import EngineSettings
 
 SYMBOLS = ("a", "b", "c", "d")
 CONFIG = TinyModelConfig(hidden_size=16, intermediate_size=24, max_context=20)
@@ -91,6 +93,23 @@ def test_padded_vocabulary_rows_are_not_valid(tmp_path: Path) -> None:
     loaded = load_policy(save_policy(model, tokenizer, tmp_path / "padded"))
     assert loaded.valid_vocab == 6
     assert loaded.model.get_output_embeddings().weight.shape[0] == 64
+
+
+def test_the_context_ends_where_longrope_would_rotate_the_whole_row_differently(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    factors = {"short_factor": [1.0] * 2, "long_factor": [2.0] * 2, "factor": 2.5}
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 8, **factors}
+    edit(folder / "config.json", rope_parameters=rope, head_dim=4)
+    assert described_model(folder).max_context == 8
+    assert "its context is 8 tokens here, not 20" in caplog.text
+    contexts: list[int | None] = []
+    monkeypatch.setattr(engines, "VllmEngine", lambda _, settings, **__: contexts.append(settings.max_context))
+    for asked in (None, 6, 12):
+        engines.make_vllm(EngineSettings(model=str(folder), device="cpu", max_context=asked))
+    assert contexts == [8, 6, 8]
+    edit(folder / "config.json", rope_parameters=rope | {"original_max_position_embeddings": 20})
+    assert described_model(folder).max_context == 20
 
 
 def test_errors_name_the_folder_and_the_remedy(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, 
         "no column of the problem is known. It has: frage",
         "an object",
         "more than max_field_characters",
-        "the solution holds half a character",
+        "field 'solution' holds half a character",
     ]
     for row, words in zip(dropped, said, strict=True):
         assert words in row["detail"]
