@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import itertools
 import random
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, get_args
@@ -141,14 +142,17 @@ class GymTask:
                 return
 
     def benchmark(self, count: int, source: str) -> list[Problem]:
-        """Return the first ``count`` problems of seed 0, which no training problem's seed reaches."""
-        dataset, config = self._dataset(0, None)
-        found: list[Problem] = []
-        for index in range(count):
-            with _random_state(index):
-                problem = self._problem(dataset[index], config, f"{self._task}-{index}", None)
-            found.append(dataclasses.replace(problem, source=source))
-        return found
+        """Return ``count`` problems of the test split from seeds that no training problem's reaches, each question
+        once. There are fewer if the task repeats its questions.
+        """
+        found: dict[str, Problem] = {}
+        for problem in itertools.islice(self._generate(0, 0, "test", [None]), 10 * count):
+            found.setdefault(problem.key, dataclasses.replace(problem, source=source))
+            if len(found) == count:
+                break
+        if not found:
+            raise ValueError(f"{self.name}: none of its questions belongs to the test split; take another task")
+        return list(found.values())
 
     def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
         """Raise ValueError: reasoning-gym has questions and answers, and no worked responses."""

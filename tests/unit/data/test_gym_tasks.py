@@ -12,7 +12,7 @@ import pytest
 from magicrl.config.data_schema import SourceConfig
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.data.families import OptionValue, make_family
+from magicrl.data.families import OptionValue, hashed_split, make_family
 from magicrl.data.sources import load_problems
 from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
 from magicrl.evaluation.options import arguments
@@ -55,8 +55,9 @@ def test_seeds_and_splits_share_no_question_and_the_benchmark_none_of_their_seed
     keys = {name: {problem.key for problem in problems} for name, problems in made.items()}
     assert len(set.union(*keys.values())) == sum(len(found) for found in keys.values()) == 180
     benchmark = load_benchmark(parse_asked(LEGS), arguments(limit=30)).problems
-    theirs = gym.create_dataset("leg_counting", seed=0, size=30)
-    assert all(problem.prompt.startswith(str(theirs[i]["question"]).strip()) for i, problem in enumerate(benchmark))
+    theirs = [str(entry["question"]) for entry in gym.create_dataset("leg_counting", seed=0, size=300)]
+    theirs = [text.strip() for text in theirs if hashed_split(text) == "test"]
+    assert all(problem.prompt.startswith(text) for problem, text in zip(benchmark, theirs[:30], strict=True))
     assert not {problem.key for problem in benchmark} & set.union(*keys.values())
     assert load_problems(SourceConfig(family=LEGS, count=30)) == made[0, "train"]
 
@@ -70,6 +71,14 @@ def test_few_distinct_questions_are_not_shared_between_splits() -> None:
     assert drawn["train"]
     assert drawn["test"]
     assert not drawn["train"] & drawn["test"]
+
+
+def test_the_benchmark_of_few_questions_has_none_of_training_and_none_twice() -> None:
+    task = "reasoning_gym/prime_factorization"
+    keys = [problem.key for problem in load_benchmark(parse_asked(task), arguments()).problems]
+    assert len({*keys}) == len(keys) == 100
+    trained = load_problems(SourceConfig(family=task, count=400, seed=1))
+    assert not {*keys} & {problem.key for problem in trained}
 
 
 def test_items_that_the_library_cannot_generate_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
