@@ -37,6 +37,7 @@ as `--data reasoning_gym/TASK`, in `magicrl eval` as `--benchmark reasoning_gym/
   wrong, since some tasks pay a part for any answer of the right form. The answer is the last `\\boxed{{}}`, else the
   last `<answer>...</answer>`, else (with `verifier.extract = "lenient"`) the end of the response, as many words or
   lines as the reference answer has. Where several answers are accepted, ask for a box in the template.
+- **Safety.** No answer is evaluated as Python. Where a task's score needs that (`countdown`), only arithmetic is read.
 - **Splits and seeds.** reasoning-gym draws item `i` of seed `s` from `s + i`, so that its neighbouring seeds share
   nearly all items. Here each pair of `seed` and `split` has 1,000,000 seeds of its own, and a hash of the question
   decides its split. Seeds up to {largest} are possible. `magicrl eval` uses seeds below 1,000,000, which no training

@@ -17,7 +17,7 @@ from magicrl.data.sources import load_problems
 from magicrl.evaluation.benchmarks import load_benchmark, parse_asked
 from magicrl.evaluation.options import arguments
 from magicrl.records import Outcome
-from magicrl_verifiers.gym import GymVerifier, entry_text, restored
+from magicrl_verifiers.gym import GymVerifier, entry_text, is_arithmetic, restored
 from magicrl_verifiers.records import JudgeOptions
 from magicrl_verifiers.service import VerifierPool
 
@@ -138,6 +138,29 @@ def test_an_answer_is_right_if_the_task_s_own_function_says_so() -> None:
     # with a verifier that reads the reference answer the second form is wrong
     with VerifierPool() as pool:
         assert not pool.judge(replace(found, verifier="exact"), [rf"\boxed{{{moved}}}"])[0].correct
+
+
+@pytest.mark.parametrize("task", ["n_queens", "binary_matrix", "spiral_matrix", "string_insertion", "countdown"])
+def test_an_answer_is_never_evaluated_as_python(task: str, tmp_path: Path) -> None:
+    (found,) = load_problems(SourceConfig(family=f"reasoning_gym/{task}", count=1))
+    with VerifierPool(workers=1) as pool:
+        assert not pool.judge(found, [rf"\boxed{{__import__('os').mkdir('{tmp_path}/made')}}"])[0].correct
+        assert not [*tmp_path.iterdir()]
+        assert pool.judge(found, [rf"\boxed{{{found.references[0]}}}"])[0].correct
+
+
+@pytest.mark.parametrize("task", ["puzzle24", "simple_integration", "number_sorting", "bitwise_arithmetic"])
+def test_tasks_that_evaluate_accept_their_own_reference_answers(task: str) -> None:
+    for found in load_problems(SourceConfig(family=f"reasoning_gym/{task}", count=5)):
+        judged = GymVerifier(JudgeOptions()).judge([found.extra["reasoning_gym"]], rf"\boxed{{{found.references[0]}}}")
+        assert judged.correct
+
+
+def test_only_arithmetic_may_be_evaluated() -> None:
+    for text in ("(59 + 7)*.5 - 4.\n^2", "x**2*exp(X)/3. + C", "sqrt(pi)"):
+        assert is_arithmetic(text)
+    for text in ("sin.func", "sin. func", "x1.sin", "x.sin", "dir(x)", "S(1)", "'x'", "x[0]", "a_b", "\uff53in(1)"):
+        assert not is_arithmetic(text), text
 
 
 def test_a_partial_score_is_wrong_and_what_a_task_cannot_read_is_no_fault_of_the_verifier() -> None:

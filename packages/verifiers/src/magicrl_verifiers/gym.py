@@ -7,6 +7,9 @@ part for any answer of the right form, and a policy would learn that form.
 The answer is the last ``\boxed{}``, else the last ``<answer>...</answer>``, the form in which reasoning-gym asks. Else,
 with ``extract = "lenient"``, it is the end of the response: as many words as the reference answer has, without
 punctuation around them, or as many lines.
+
+Some ``score_answer`` evaluate the answer as Python. Here none does: an audit hook refuses it, and the tasks that must,
+those of expressions, are given plain arithmetic only.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import re
+import sys
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, cast
 
 from magicrl_verifiers.extraction import answer_part, last_box
@@ -28,6 +34,16 @@ EXTRA = "reasoning-gym is an extra: pip install 'magicrl[gym]'"
 _OPEN, _CLOSE = "<answer>", "</answer>"
 _PUNCTUATION = ".,;:!?\"'*`"
 _TUPLE, _PAIRS = "__tuple__", "__pairs__"
+_OF_ENTRY = frozenset({"bitwise_arithmetic", "number_sorting"})
+"""Tasks whose ``score_answer`` evaluates a text of the entry, never the answer."""
+_OF_ANSWER = frozenset(
+    {"countdown", "puzzle24", "simple_integration", "intermediate_integration", "polynomial_multiplication"}
+)
+"""Tasks whose ``score_answer`` evaluates the answer, an expression, with sympy's ``parse_expr``."""
+_FUNCTIONS = frozenset({"pi", "sqrt", "exp", "log", "ln", "sin", "cos", "tan", "asin", "acos", "atan"})
+"""Longer names that an expression may hold."""
+_scores: ContextVar[str | None] = ContextVar("_scores", default=None)
+"""Task whose ``score_answer`` runs."""
 
 
 def entry_text(task: str, config: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
@@ -80,7 +96,7 @@ def check_problem(problem: Problem) -> None:
 
 
 class GymProtocol(IsolatedProtocol):
-    """Answers to a task's problems, each judged in a worker process: ``score_answer`` may evaluate what it reads."""
+    """Answers to a task's problems, each judged in a worker process: ``score_answer`` may need long."""
 
     def __init__(self, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
         entry = {"question": "1 + 1", "answer": "2", "metadata": {}}
@@ -112,8 +128,7 @@ class GymVerifier:
         if not answer:
             return make_verdict("no_answer", reason="no answer was found", decided_by="extraction")
         try:
-            dataset = _dataset(kept["task"], json.dumps(_packed(kept["config"])))
-            score = float(dataset.score_answer(answer, kept["entry"]))
+            score = _score(kept, answer)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001 - a task's code may raise anything at a model's text
@@ -146,6 +161,44 @@ class GymVerifier:
         end = text if len(before) <= words else text[len(before[0]) :].strip()
         # "It is his mother." ends with the word mother
         return end if reference.rstrip()[-1:] in _PUNCTUATION else end.strip(_PUNCTUATION)
+
+
+def _score(kept: Mapping[str, Any], answer: str) -> float:
+    """Return what the task's ``score_answer`` gives an answer, without evaluating the answer as Python."""
+    if kept["task"] in _OF_ANSWER and not is_arithmetic(answer):
+        raise ValueError("an answer that is more than arithmetic is not evaluated")
+    dataset = _dataset(kept["task"], json.dumps(_packed(kept["config"])))
+    _add_guard()
+    token = _scores.set(kept["task"])
+    try:
+        return float(dataset.score_answer(answer, kept["entry"]))
+    finally:
+        _scores.reset(token)
+
+
+def is_arithmetic(text: str) -> bool:
+    """Return whether ``text`` has numbers, operators, parentheses, single letters and names of functions only.
+
+    Without quotes, attributes, underscores and other names, evaluating it reaches nothing but sympy's numbers.
+    """
+    if not re.fullmatch(r"[0-9A-Za-z\s.+*/^()-]*", text, re.ASCII) or re.search(r"\.\s*[A-Za-z]", text):
+        return False
+    names = re.findall(r"[A-Za-z]\w*", text)
+    # sympy's N, O, Q and S are functions
+    return all(name in _FUNCTIONS or (len(name) == 1 and name not in "NOQS") for name in names)
+
+
+@functools.cache
+def _add_guard() -> None:
+    sys.addaudithook(_refuse_evaluation)
+
+
+def _refuse_evaluation(event: str, arguments: tuple[Any, ...]) -> None:
+    """Raise ValueError where a ``score_answer`` is about to run code that is in no file, as ``eval`` does."""
+    if event != "exec" or (task := _scores.get()) is None or task in _OF_ENTRY | _OF_ANSWER:
+        return
+    if arguments[0].co_filename.startswith("<"):
+        raise ValueError(f"score_answer of {task} would evaluate the answer")
 
 
 @functools.lru_cache(maxsize=64)
