@@ -83,9 +83,11 @@ def differs_from_preset(
         verifiers: verifiers of its problems.
     """
     benchmark, sampling, judging = settings["benchmark"], settings["sampling"], settings["judging"]
+    # what a server was sent instead; null leaves the value to the server
+    sent = {name: "of the server" if v is None else v for name, v in settings["engine"].get("extra", {}).items()}
     wanted = {**TOKEN_FILTERS, **{name: getattr(preset, name) for name in ("temperature", "top_p", "max_tokens")}}
     # earlier evaluations have no entry of filters that were off
-    pairs = [(name, sampling.get(name, TOKEN_FILTERS.get(name)), value) for name, value in wanted.items()]
+    pairs = [(n, sent.get(n, sampling.get(n, TOKEN_FILTERS.get(n))), value) for n, value in wanted.items()]
     pairs.append(("extract", judging["extract"], preset.extract))
     pairs.append(("verifier", ", ".join(sorted({*verifiers})), "code" if benchmark == "livecodebench" else "maths"))
     pairs.append(("samples per problem", samples, preset.samples_for(benchmark)))

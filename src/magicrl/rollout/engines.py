@@ -182,6 +182,11 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
     return make()
 
 
+_SENT = ("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream")
+_LEFT_OUT = ("temperature", "top_p", "seed")
+"""Fields that decide which samples a server is asked for: other values than the record's would go unnoticed."""
+
+
 def make_openai(settings: EngineSettings) -> OpenAIEngine:
     """Return a client of an OpenAI-compatible server.
 
@@ -205,6 +210,11 @@ def make_openai(settings: EngineSettings) -> OpenAIEngine:
         options["base_url"] = os.environ["OPENAI_BASE_URL"]
     defaults = {"model": settings.model, "mode": "chat" if name is None else "completions"}
     chosen = _checked(ServerSettings, defaults | options)
+    for field, value in chosen.extra.items():
+        # A server may refuse the fields of _LEFT_OUT: without them the evaluation differs from a preset.
+        if field in (*_SENT, chosen.max_tokens_field) or (field in _LEFT_OUT and value is not None):
+            remedy = "use null or leave it out" if field in _LEFT_OUT else "leave it out"
+            raise RecipeError(f"--engine-option extra: magicrl sends {field} from its other options; {remedy}")
     tokenizer: PreTrainedTokenizerBase | None = None if name is None else load_tokenizer(find_model(name), name)
     return OpenAIEngine(chosen, tokenizer=tokenizer)
 

@@ -24,6 +24,8 @@ MISTAKES: dict[str, tuple[str, list[str], str]] = {
     "no positive number": ("openai", [NOWHERE, "concurrency=0"], "^concurrency must be positive, got 0"),
     "no mode": ("openai", [NOWHERE, "mode=talk"], "--engine-option mode=talk"),
     "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
+    "another seed": ("openai", [NOWHERE, 'extra={"seed": 5}'], "extra: magicrl sends seed .* use null or leave it out"),
+    "another limit": ("openai", [NOWHERE, 'extra={"max_tokens": 9}'], "extra: magicrl sends max_tokens from its other"),
     "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
     "no value": ("openai", ["concurrency"], "give NAME=VALUE"),
     "another's": ("vllm", ["base_url=x"], "base_url: unknown. Known: cache_mb, "),

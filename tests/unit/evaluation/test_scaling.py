@@ -190,7 +190,7 @@ def test_table13_averages_are_computed_and_differ_from_the_abstract_as_its_note_
 def settings(benchmark: str, **sampling: float) -> dict[str, Any]:
     at = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 32768, "seed": 1} | sampling
     judging = {"extract": "box", "reasoning": "auto", "time_limit": 10.0}
-    return {"benchmark": benchmark, "sampling": at, "judging": judging}
+    return {"benchmark": benchmark, "sampling": at, "judging": judging, "engine": {"engine": "in_process"}}
 
 
 def differences_from(name: str, of: dict[str, Any], samples: int, verifier: str = "maths", **source: Any) -> list[str]:
@@ -207,6 +207,11 @@ def test_a_result_stands_beside_table13_only_at_its_settings() -> None:
         "temperature 0.6 instead of 1.0",
         "samples per problem 8 instead of 32",
         "not known to be the whole set",
+    ]
+    served = settings("aime25") | {"engine": {"extra": {"temperature": None, "top_k": 1, "seed": None}}}
+    assert differences_from("report", served, 32) == [
+        "top_k 1 instead of 0",
+        "temperature of the server instead of 1.0",
     ]
     judged = settings("aime25") | {"judging": {"extract": "lenient", "reasoning": "none"}, "environments": {}}
     assert differences_from("report", judged, 32, "mine.py:score", template_given=True) == [
