@@ -22,12 +22,14 @@ from transformers import PreTrainedModel
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import LoraConfig
-from magicrl.models.model_files import read_object
+from magicrl.models.model_files import read_object, weights_fingerprint
 
 ADAPTER = "adapter"
 """Name of the adapter folder inside the folder of the merged model."""
 CONFIG = "adapter_config.json"
 TENSORS = "adapter_model.safetensors"
+BASE = "magicrl.json"
+"""File with a checksum of the weights that the adapters were trained on."""
 _PREFIX = "base_model.model."
 # Options of PEFT that are not plain LoRA. Each one changes the meaning of the tensors.
 _PLAIN: dict[str, Any] = {
@@ -196,14 +198,18 @@ def write_adapters(folder: Path, tensors: Mapping[str, Tensor], config: LoraConf
         **{name: value for name, value in _PLAIN.items() if value is not None},
     }
     (folder / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+    if Path(base).is_dir():  # a hub name names its weights
+        (folder / BASE).write_text(
+            json.dumps({"base_weights": weights_fingerprint(Path(base))}) + "\n", encoding="utf-8"
+        )
     save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, folder / TENSORS)
 
 
 def check_adapters(folder: Path, config: LoraConfig, base: str) -> None:
     """Raise unless a folder holds adapters of this configuration and of the model ``base``.
 
-    PEFT records the folder or hub name of the model. The same model may have another path here, so only the last part
-    of both names must agree.
+    magicrl records a checksum of the model's weights. PEFT records its folder or hub name only. The same model may have
+    another path here, so then the last part of both names must agree.
 
     Raises:
         RecipeError: The message says what differs (key "", the setting that holds the folder).
@@ -224,9 +230,14 @@ def check_adapters(folder: Path, config: LoraConfig, base: str) -> None:
             key="",
         )
     of = str(found.get("base_model_name_or_path") or "")
-    if of and base and Path(of).name != Path(base).name:
+    other, whose = bool(of and base and Path(of).name != Path(base).name), ""
+    if (folder / BASE).is_file() and Path(base).is_dir():
+        other = read_object(folder / BASE).get("base_weights") != weights_fingerprint(Path(base))
+        whose = " with other weights"
+    if other:
         raise RecipeError(
-            f"{folder} holds adapters of {of}, and the start model is {base}; give adapters that were trained on it",
+            f"{folder} holds adapters of {of}{whose}, and the start model is {base}; give adapters that were trained "
+            "on it",
             key="",
         )
     modules = found.get("target_modules")

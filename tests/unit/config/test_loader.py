@@ -14,6 +14,7 @@ from magicrl.config.loader import config_hash, custom_files, leaves, load_start_
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.config.verifier_schema import JudgeConfig, VerifierConfig
+from magicrl.data.schemas import catalogue
 from magicrl_verifiers.secrets import without_secrets
 
 GOOD = """
@@ -304,6 +305,14 @@ def test_a_recipe_is_found_by_file_then_by_name(tmp_path: Path, monkeypatch: pyt
         find_recipe(Path("qickstart"))
     with pytest.raises(RecipeError, match=r"run\.toml: no such recipe; magicrl init writes a recipe, and"):
         find_recipe(Path("run.toml"))
+
+
+@pytest.mark.parametrize("path", [path for name in ("deepseek", "skywork") for path in (FOLDER / name).glob("*.toml")])
+def test_the_tests_of_large_recipes_request_the_box_that_they_count(path: Path) -> None:
+    config = load_train_recipe(path)
+    assert config.verifier.extract == "box"
+    wanted = catalogue().templates["maths"].text  # that of `magicrl eval`
+    assert [source.template for source in config.data.test.values()] == [wanted] * len(config.data.test)
 
 
 def test_a_copied_recipe_keeps_the_shipped_start(tmp_path: Path) -> None:

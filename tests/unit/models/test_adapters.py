@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from builders import train_sample
 from peft import PeftModel
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.errors import RecipeError
@@ -110,6 +111,17 @@ def test_other_adapters_are_refused_by_name(
     (tmp_path / "adapter_config.json").write_text(json.dumps(described | changes))
     with pytest.raises(RecipeError, match=told):
         check_adapters(tmp_path, recipe, "elsewhere/base")
+
+
+def test_adapters_of_another_folder_of_the_same_name_are_refused(trained: tuple[Any, Path], tmp_path: Path) -> None:
+    folder, base = trained[1] / "model" / "adapter", trained[1] / "base"
+    check_adapters(folder, LORA, str(base))
+    other = Path(shutil.copytree(base, tmp_path / "base"))
+    check_adapters(folder, LORA, str(other))  # a copy
+    weights = load_file(other / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, other / "model.safetensors")
+    with pytest.raises(RecipeError, match=r"holds adapters of \S+base with other weights, and the start model is"):
+        check_adapters(folder, LORA, str(other))
 
 
 def test_adapters_of_other_shapes_are_refused_by_layer(trained: tuple[Any, Path]) -> None:
