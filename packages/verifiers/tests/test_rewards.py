@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
+import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -30,6 +34,7 @@ from magicrl.records import (
 from magicrl.training.metrics import rollout_metrics
 from magicrl_verifiers import VerifierPool, reward
 from magicrl_verifiers.records import make_verdict
+from magicrl_verifiers.rewards import RewardFunction
 from magicrl_verifiers.table import verifier_spec
 
 REWARDS = """
@@ -179,6 +184,22 @@ def test_the_limit_of_concurrent_calls_holds_over_all_groups(file: Path) -> None
     with VerifierPool() as pool:
         tickets = [pool.submit(problem(file, "counted"), ["a"] * 3) for _ in range(3)]
         assert max(verdict.score or 0.0 for ticket in tickets for verdict in pool.result(ticket)) == 2.0
+
+
+def test_threads_call_functions_of_this_process_in_turn() -> None:
+    """On a cluster an actor calls from many threads, and this reward redirects stdout of the whole process."""
+
+    def printed(problem: Problem, response: str) -> float:
+        with contextlib.redirect_stdout(io.StringIO()) as text:
+            time.sleep(0.005)
+            sys.stdout.write(response)
+            return float(text.getvalue() == response)
+
+    asked = problem(Path("reward.py"), "printed")
+    made = [RewardFunction(name, printed) for name in "ab"]
+    with ThreadPoolExecutor(8) as threads:
+        calls = [threads.submit(made[n % 2].judge, asked, [str(n)]) for n in range(16)]
+    assert all(call.result()[0].correct for call in calls)
 
 
 def test_workers_import_what_the_run_imports_and_have_the_recipes_memory(

@@ -78,7 +78,10 @@ class ClusterParts(LocalParts):
         """Return a verifier pool on every node."""
         placement = self._cluster.verifier
         return VerifierNodes(
-            self._config.verifier, workers_per_node=placement.workers_per_node, timeouts=self._cluster.timeouts
+            self._config.verifier,
+            workers_per_node=placement.workers_per_node,
+            timeouts=self._cluster.timeouts,
+            file=lambda number: self._file(f"verifier-{number}"),
         )
 
     def policy(self, start: Path | str) -> LoadedModel:

@@ -9,7 +9,7 @@ after a second time-out the item is not judged and leaves its group. A long queu
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, TypeAlias
@@ -21,6 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
+from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Problem, Verdict
 from magicrl.training.protocols import WorkSpan
 from magicrl_verifiers.records import make_verdict
@@ -35,7 +36,9 @@ _PAUSE = 0.05  # seconds: shorter pauses between two verdicts are not shown in t
 class JudgeActor:
     """A node's verifier pool. Each call waits in a separate thread, so that a slow item delays no other."""
 
-    def __init__(self, config: VerifierConfig) -> None:
+    def __init__(self, config: VerifierConfig, file: str | None = None) -> None:
+        if file is not None:
+            keep_output(file)  # a reward's failures are logged here
         self._pool = config.pool()
 
     def judge(self, problem: Problem, response: str) -> tuple[Verdict, float, float]:
@@ -113,13 +116,14 @@ class VerifierNodes:
         workers_per_node: int | None = None,
         timeouts: ClusterTimeouts | None = None,
         threads: int = 64,  # concurrent responses per node; more wait in Ray's queue
+        file: Callable[[int], str | None] = lambda _: None,  # file of a node's output; None: Ray's logs
     ) -> None:
-        self._threads = threads
+        self._threads, self._file = threads, file
         self._config = config.model_copy(update={"workers": workers_per_node or config.workers})
         self._timeouts = timeouts or ClusterTimeouts()
         self._spec = cache(verifier_spec)  # resolving a verifier reads modules and files
         self._warm: tuple[str, ...] = ()
-        self._places = [_Place(number=n, node=node, actor=self._actor(node)) for n, node in enumerate(nodes())]
+        self._places = [_Place(number=n, node=node, actor=self._actor(n, node)) for n, node in enumerate(nodes())]
         self.lost: list[str] = []  # name of the node, once per lost actor
 
     def submit(self, problem: Problem, responses: Sequence[str]) -> NodeTicket:
@@ -211,12 +215,12 @@ class VerifierNodes:
             ray.kill(place.actor)
         self._places.clear()
 
-    def _actor(self, node: Node) -> Any:
+    def _actor(self, number: int, node: Node) -> Any:
         actor: Any = ray.remote(JudgeActor)
         # reserves no CPU: it mostly waits, and more actors than CPUs would hang
         options = {"num_cpus": 0, "max_concurrency": self._threads, "max_restarts": 0}
         strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-        return actor.options(**options, scheduling_strategy=strategy).remote(self._config)
+        return actor.options(**options, scheduling_strategy=strategy).remote(self._config, self._file(number))
 
     def _ask(self, problem: Problem, response: str, *, avoid: _Place | None = None) -> _Item:
         if not self._places:
@@ -246,7 +250,7 @@ class VerifierNodes:
         self._places.remove(place)
         # A successor cannot start on a node that is gone. The other nodes take over its items.
         if any(node.id == place.node.id for node in nodes()):
-            successor = replace(place, actor=self._actor(place.node), calls=[])
+            successor = replace(place, actor=self._actor(place.number, place.node), calls=[])
             if self._warm:
                 successor.actor.warm_up.remote(self._warm)
             self._places.append(successor)

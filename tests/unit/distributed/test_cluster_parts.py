@@ -187,11 +187,14 @@ def test_workers_output_is_kept_in_the_runs_folder(
     monkeypatch.setattr(
         cluster_parts, "EnginePool", lambda make, _, **told: (make(0), files.update(named=told["file"](0)))
     )
+    monkeypatch.setattr(cluster_parts, "VerifierNodes", lambda *_, **told: files.update(verifier=told["file"](1)))
+    made.judge()
     made.learner(made.policy(start))
     made.engine(start, None, None, None)  # type: ignore[arg-type]
     folder = tmp_path / "run" / "workers"
     assert files["ranks"] == [f"{folder}/learner-0.log", f"{folder}/learner-1.log"]
     assert files["replica"] == files["named"] == f"{folder}/replica-0.log"
+    assert files["verifier"] == f"{folder}/verifier-1.log"
 
 
 def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., cluster_parts.ClusterParts]) -> None:

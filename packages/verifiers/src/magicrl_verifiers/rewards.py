@@ -48,6 +48,9 @@ _GIVEN = ("prompts", "completions")
 _REFERENCE_NAMES = ("answer", "answers", "solution", "solutions", "ground_truth", "reference", "target", "label")
 """Parameters that receive the reference answer if the data has no column of that name."""
 
+_TURN = threading.RLock()
+"""Turn to call a function in this process. Two at once would share stdout, the working folder and global variables."""
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -120,7 +123,7 @@ class RewardFunction:
         if self.is_async:
             return asyncio.run(self.awaited(problem, responses, asyncio.Semaphore(self.settings.concurrency)))
         found: list[Verdict] = []
-        with self._announced_if_silent(problem):
+        with _TURN, self._announced_if_silent(problem):
             for count, given in self._calls(problem, responses):
                 start = time.perf_counter()
                 try:
