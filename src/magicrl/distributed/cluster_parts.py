@@ -22,6 +22,7 @@ from magicrl.distributed.learner.launchers import RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.runtime import ClusterError, check_room, connected, nodes, waited_for
+from magicrl.distributed.same_files import Digests, check_digests, digests_of
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.models.loading import LoadedModel, described_model, load_policy, load_shell
 from magicrl.models.prompts import PromptEncoder
@@ -142,13 +143,14 @@ class ClusterParts(LocalParts):
         """Return the pool of rollout replicas, each with the engine that ``rollout.engine`` names."""
         rollout, shared = self._cluster.rollout, self._shared
         gpus = rollout.tensor_parallel if self._gpus else 0
+        digests = digests_of([self._config.rollout.engine], [str(start)])
 
         def file(index: int) -> str | None:
             return self._file(f"replica-{index}")
 
         def make(index: int) -> Any:
             place = None if shared is None else shared.replica(index)
-            return start_replica(self._config, str(start), gpus=gpus, shared=place, file=file(index))
+            return start_replica(self._config, str(start), digests, gpus=gpus, shared=place, file=file(index))
 
         pool_of: Any = EnginePool
         direct: dict[str, Any] = {}
@@ -271,6 +273,7 @@ def _in_bundle(group: Any, index: int) -> dict[str, Any]:
 def start_replica(
     config: TrainConfig,
     start: str,
+    digests: Digests,
     *,
     gpus: int,
     shared: tuple[dict[str, Any], Any] | None = None,
@@ -281,6 +284,7 @@ def start_replica(
     Args:
         config: recipe.
         start: model folder or hub name.
+        digests: those of its files and of a custom engine's, which its node must have.
         gpus: GPUs of the replica.
         shared: from `SharedBundles.replica`, where the GPUs are those of learner ranks.
         file: file that keeps its output.
@@ -298,12 +302,13 @@ def start_replica(
     if shared is not None:
         options, numbers = options | shared[0], shared[1]
     threads = placement.threads or max(1, int(placement.cpus))
-    make = partial(make_replica_engine, config, start, max(1, gpus))
+    make = partial(make_replica_engine, config, start, max(1, gpus), digests)
     return actor.options(**options).remote(make, threads, numbers, file)
 
 
-def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEngine:
+def make_replica_engine(config: TrainConfig, start: str, gpus: int, digests: Digests = ()) -> RolloutEngine:
     """Make the engine of one replica as on one machine; lagged weights are kept by the pool."""
+    check_digests(digests)
     # replicas of one node would bind their threads to the same cores
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     # The pool delays the weights of all replicas together, so a replica must not delay them again.

@@ -21,10 +21,12 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
+from magicrl.distributed.same_files import Digests, check_digests, digests_of
 from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Problem, Verdict
 from magicrl.training.protocols import WorkSpan
 from magicrl_verifiers.records import make_verdict
+from magicrl_verifiers.several import reward_names
 from magicrl_verifiers.table import verifier_spec
 
 _LATE = 2  # time-outs after which an item is not judged
@@ -40,15 +42,18 @@ class JudgeActor:
         if file is not None:
             keep_output(file)  # a reward's failures are logged here
         self._pool = config.pool()
+        self._check = cache(check_digests)
 
-    def judge(self, problem: Problem, response: str) -> tuple[Verdict, float, float]:
+    def judge(self, problem: Problem, response: str, digests: Digests) -> tuple[Verdict, float, float]:
         """Return the verdict of one response, and when work on it began and ended in seconds of the node's clock."""
+        self._check(digests)  # a successor of a lost actor may read a file that has changed since
         began = time.time()
         (verdict,) = self._pool.judge(problem, [response])
         return verdict, began, time.time()
 
-    def warm_up(self, verifiers: tuple[str, ...]) -> None:
-        """Start the workers; raise ``RuntimeError`` if one does not start."""
+    def warm_up(self, verifiers: tuple[str, ...], digests: Digests) -> None:
+        """Start the workers; raise ``RuntimeError`` if one does not start, ``ValueError`` for other files."""
+        self._check(digests)
         self._pool.warm_up(verifiers)
 
 
@@ -122,7 +127,8 @@ class VerifierNodes:
         self._config = config.model_copy(update={"workers": workers_per_node or config.workers})
         self._timeouts = timeouts or ClusterTimeouts()
         self._spec = cache(verifier_spec)  # resolving a verifier reads modules and files
-        self._warm: tuple[str, ...] = ()
+        self._digests = cache(lambda verifier: digests_of(reward_names(verifier)))
+        self._warm: tuple[tuple[str, ...], Digests] | None = None
         self._places = [_Place(number=n, node=node, actor=self._actor(n, node)) for n, node in enumerate(nodes())]
         self.lost: list[str] = []  # name of the node, once per lost actor
 
@@ -136,7 +142,11 @@ class VerifierNodes:
         return problem, [self._ask(problem, response) for response in responses]
 
     def result(self, ticket: NodeTicket) -> tuple[Verdict, ...]:
-        """Wait for the verdicts of a ticket; return them in the order of its responses."""
+        """Wait for the verdicts of a ticket; return them in the order of its responses.
+
+        Raises:
+            ValueError: a node's file of the reward differs from that of the run.
+        """
         problem, items = ticket
         while waiting := [item for item in items if item.verdict is None]:
             calls = [item.call for item in waiting]
@@ -157,6 +167,8 @@ class VerifierNodes:
                         self._lose(item.place)
                         item.lost += 1
                         self._give_up(problem, item, str(error).strip().splitlines()[0])
+                    except ValueError as error:
+                        raise ValueError(cause_of(error)) from error
                 elif item.place in silent:
                     item.late += 1
                     self._give_up(problem, item, f"no verdict within {self._timeouts.judge:g} s")
@@ -171,10 +183,11 @@ class VerifierNodes:
         """Start the workers of these verifiers on every node.
 
         Raises:
-            RuntimeError: a node's workers do not start (names the node).
+            RuntimeError: a node's workers do not start, or its file of a reward is another one (names the node).
         """
-        self._warm = tuple(verifiers)
-        calls = [(place, place.actor.warm_up.remote(self._warm)) for place in self._places]
+        names = tuple(verifiers)
+        self._warm = names, tuple(digest for verifier in names for digest in self._digests(verifier))
+        calls = [(place, place.actor.warm_up.remote(*self._warm)) for place in self._places]
         for place, call in calls:
             what = f"the verifiers of node {place.node.name} to start"
             try:
@@ -228,7 +241,7 @@ class VerifierNodes:
         # With a single node, try that node again rather than give up.
         others = [place for place in self._places if place is not avoid] or self._places
         place = min(others, key=lambda place: len(place.calls))
-        call = place.actor.judge.remote(problem, response)
+        call = place.actor.judge.remote(problem, response, self._digests(problem.verifier))
         place.calls.append(call)
         return _Item(response=response, place=place, call=call)
 
@@ -252,7 +265,7 @@ class VerifierNodes:
         if any(node.id == place.node.id for node in nodes()):
             successor = replace(place, actor=self._actor(place.number, place.node), calls=[])
             if self._warm:
-                successor.actor.warm_up.remote(self._warm)
+                successor.actor.warm_up.remote(*self._warm)
             self._places.append(successor)
 
 

@@ -344,10 +344,10 @@ def test_ranks_on_the_replicas_gpus_lend_them_weights_and_others_send_them(
         assemble, "make_engine", lambda _, settings, **__: found.update(use=settings.training) or SimpleNamespace()
     )
     made = parts({"rollout": {"replicas": 2, **rollout}, "learner": {"ranks": 2}}, gpus=gpus, rollout=VLLM)
-    made.engine("start", None, DistributedLearner.__new__(DistributedLearner), None)  # type: ignore[arg-type]
+    start = made._config.start.model or ""
+    made.engine(start, None, DistributedLearner.__new__(DistributedLearner), None)  # type: ignore[arg-type]
     assert (found["pool"], set(found["given"]) & {"learner", "workers"}) == (pool, told)
     placed = {"GroupPool": "apart", "ColocatedPool": "colocated", "EnginePool": None}[pool]
-    start = made._config.start.model or ""
     monkeypatch.setattr(assemble, "_max_context", lambda *_: 64)
     with suppress(AttributeError):  # an engine stub without these attributes
         assemble.make_training_engine(made._config, start, None)  # type: ignore[arg-type]

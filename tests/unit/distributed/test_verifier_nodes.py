@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,12 +24,12 @@ def nodes(three_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a builder of nodes whose judges take a second over a text that says so, and hang at "stuck"."""
 
     class SlowActor(verifier_nodes.JudgeActor):  # local, so that it is sent to the nodes by value
-        def judge(self, problem: Problem, response: str) -> Any:
+        def judge(self, problem: Problem, response: str, digests: Any) -> Any:
             if "slow" in response:
                 time.sleep(1.0)
             while "stuck" in response:
                 time.sleep(1.0)
-            return super().judge(problem, response)
+            return super().judge(problem, response, digests)
 
     monkeypatch.setattr(verifier_nodes, "JudgeActor", SlowActor)
     made: list[VerifierNodes] = []
@@ -70,3 +71,22 @@ def test_a_queue_longer_than_the_time_out_is_judged_whole(nodes: Callable[..., V
         assert observed[f"cluster/verifier_{number}/busy_seconds"] == pytest.approx(sum(s.end - s.begin for s in own))
         assert observed[f"cluster/verifier_{number}/queue"] == 0
     assert service.spans() == []
+
+
+def test_an_actor_that_replaces_a_lost_one_needs_the_reward_of_the_start(
+    nodes: Callable[..., VerifierNodes], tmp_path: Path
+) -> None:
+    import ray
+
+    file = tmp_path / "reward.py"
+    file.write_text("def score(problem, response):\n    return 1.0\n")
+    service, asked = nodes(30.0, 8), problem(verifier=f"{file}:score")
+    service.warm_up([asked.verifier])
+    assert all(verdict.correct for verdict in service.result(service.submit(asked, ["1"] * 6)))
+    file.write_text("def score(problem, response):\n    return 0.0\n")
+    for place in service._places:
+        ray.kill(place.actor)
+    with pytest.raises(ValueError, match=r"reward\.py:score on node .* is another one"):
+        service.result(service.submit(asked, ["1"] * 6))
+    with pytest.raises(RuntimeError, match=r"the verifiers of node .* is another one"):
+        service.warm_up([asked.verifier])

@@ -25,6 +25,7 @@ from magicrl.config.cluster_schema import ClusterTimeouts, LearnerPlacement
 from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.sharding import RankSettings, WrittenShard
+from magicrl.distributed.same_files import digests_of
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.adapters import ADAPTER, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
@@ -196,6 +197,10 @@ class DistributedLearner:
             reference=None if reference is None else reference.folder,
             reference_vocab=None if reference is None else reference.valid_vocab,
         )
+        algorithm = learning.algorithm
+        references = filter(None, (algorithm.loss, algorithm.reducer, algorithm.correction))
+        # Once: ranks that replace lost ones must not read files that have changed since the start.
+        self._digests = digests_of(references, filter(None, (policy.folder, self._settings.reference)))
         self._timeouts = timeouts or ClusterTimeouts()
         self._rebuilds = rebuilds
         self.lost: list[str] = []
@@ -462,6 +467,7 @@ class DistributedLearner:
         self._ranks = self._launcher.start(count, timeout=timeouts.start)
         self.starts += 1
         try:
+            self._call("check_files", self._same(self._digests), "learner ranks to compare files", timeouts.start)
             what = "learner ranks to be placed"
             places: list[tuple[str, float]] = self._call("location", self._same(self._settings.device, count), what)
             # Neighbouring ranks share sequences and shards, whose exchanges are far faster inside a node.

@@ -35,6 +35,7 @@ from magicrl.distributed.learner.sharding import (
     read_shards,
     verify_shards,
 )
+from magicrl.distributed.same_files import Digests, check_digests
 from magicrl.distributed.tensors import Payload, pack, unpack
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype
 from magicrl.planning.memory import host_memory
@@ -97,6 +98,10 @@ class LearnerRank:
 
     def answers(self) -> None:
         """Do nothing. The rank has started when this returns."""
+
+    def check_files(self, digests: Digests) -> None:
+        """Raise ``ValueError`` if this node has other files of the model or of a custom part than the run."""
+        check_digests(digests)
 
     def open_store(self) -> tuple[str, int]:
         """Open a store at which ranks find each other and return its host and port.
