@@ -5,9 +5,9 @@
     environment = "openenv"
     options = { server = "http://127.0.0.1:8000", episodes = 200, prompt = "Guess the number." }
 
-An episode is one session on the server, which must allow as many at once as there are workers
-(``max_concurrent_envs``). The server's WebSocket messages are read here, not with the package's client: it requires an
-older ``mcp`` than vLLM and ``verifiers`` do.
+An episode is one session on the server, from its first turn to its last. The turns of a batch alternate, so the server
+must allow as many sessions at once as there are responses (``max_concurrent_envs``). The server's WebSocket messages
+are read here, not with the package's client: it requires an older ``mcp`` than vLLM and ``verifiers`` do.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ class Session:
             reply = json.loads(self._socket.recv(timeout=WAIT_SECONDS))
         except _exceptions.ConnectionClosed as error:
             raise ConnectionError(
-                "the server closed the session: it ended, or it has as many sessions as it allows (max_concurrent_envs)"
+                "the server closed the session: it ended, or it has as many sessions as it allows; allow one for each "
+                "response of a batch: max_concurrent_envs = rollout_batch x group_size"
             ) from error
         if reply["type"] != "error":
             return reply["data"]

@@ -136,9 +136,9 @@ class WorkerPlace:
             "magicrl.environments.pool:EnvironmentHandler", spec.reference, self._seconds, config.memory_limit_mb
         )
         self.slot = WorkerSlot(plan, closing)
+        self._closing = closing
         self._thread = ThreadPoolExecutor(1, "environment-worker")
         self._items = itertools.count()
-        self._over: list[int] = []  # episodes that the worker may forget
         self._failures = Failures("environment", spec.reference, "failed in an episode of")
 
     def submit(self, play: Play, text: str) -> Future[Step | Verdict]:
@@ -146,10 +146,10 @@ class WorkerPlace:
         return self._thread.submit(self._answer, play, text)
 
     def forget(self, play: Play) -> None:
-        """Let the worker forget the episode."""
-        if play.worker is not None:
-            self._over.append(play.number)
-        play.worker = None
+        """Let the worker forget the episode, now: it may hold a session of a server until then."""
+        worker, play.worker = play.worker, None
+        if worker is not None and not self._closing.is_set():
+            self._thread.submit(self._end, worker, play)
 
     def close(self) -> None:
         """Kill the worker and end the thread."""
@@ -191,15 +191,17 @@ class WorkerPlace:
                 if not isinstance(again, Step):
                     return again
                 if again.done or again.observation != observation:
-                    self._over.append(play.number)
+                    self._end(worker, play)
                     return NOT_REPEATABLE
             play.worker = worker
         return self._ask(worker, play, text=text)
 
+    def _end(self, worker: WorkerProcess, play: Play) -> None:
+        worker.ask({"item": next(self._items), "over": play.number})
+
     def _ask(self, worker: WorkerProcess, play: Play, **what: Any) -> Step | str | Lost:
         """Call the environment and return its answer, the reason of a failure, or that the worker was lost."""
-        over, self._over = self._over, []
-        outcome = worker.ask({"item": next(self._items), "episode": play.number, "over": over, **what})
+        outcome = worker.ask({"item": next(self._items), "episode": play.number, **what})
         if isinstance(outcome, Exhausted):
             return (
                 f"timeout: a call used up {self._seconds:g} s of CPU time"
@@ -235,9 +237,10 @@ class EnvironmentHandler(RequestHandler):
         limit_memory(hello["memory_limit_mb"])
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
-        for over in request["over"]:
-            self._episodes.pop(over, None)
         limit_cpu(self._cpu_limit)
+        if "over" in request:
+            self._episodes.pop(request["over"], None)
+            return {"retire": False}
         name: int = request["episode"]
         try:
             if "problem" in request:

@@ -334,7 +334,7 @@ def run_tokenizer(run: RecordedRun) -> Tokenizer | None:
 def _selected_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
     """Select the first right, wrong and truncated rollout and the one of highest mean entropy, each only once."""
     wanted: list[tuple[str, list[Mapping[str, Any]]]] = [
-        ("the first right one", [r for r in rows if r["outcome"] == "correct"][:1]),
+        ("the first right one", [r for r in rows if _is_right(r)][:1]),
         ("the first wrong one", [r for r in rows if r["outcome"] == "wrong" and r["finish_reason"] != "length"][:1]),
         ("the first truncated one", [r for r in rows if r["finish_reason"] == "length"][:1]),
         ("the highest mean entropy", sorted(rows, key=lambda r: -(_mean_entropy(r) or 0.0))),
@@ -344,6 +344,11 @@ def _selected_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Map
         fresh = [r for r in candidates if all(r is not taken for _, taken in selected)]
         selected += [(why, r) for r in fresh[:1]]
     return selected
+
+
+def _is_right(row: Mapping[str, Any]) -> bool:
+    """Return whether a rollout earned its reward: a truncated one counts as wrong, whatever it had written."""
+    return row["outcome"] == "correct" and row["finish_reason"] != "length"
 
 
 def _rollout(
@@ -367,11 +372,11 @@ def _rollout(
     prompt = cast("list[int]", row["prompt_tokens"])[-MOST_TOKENS:]
     return {
         **row,
-        "outcome": row["outcome"] or "not_judged",
+        "outcome": "truncated" if row["finish_reason"] == "length" else row["outcome"] or "not_judged",
         **{key: row[key] or "" for key in ("status", "reason", "decided_by")},
         "step": step,
         "why": why,
-        "group_right": sum(r["outcome"] == "correct" for r in group),
+        "group_right": sum(map(_is_right, group)),
         "group_size": len(group),
         "prompt": None if tokenizer is None else str(tokenizer.decode(prompt, skip_special_tokens=False)),
         "pieces": pieces,

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import textwrap
+import time
 from collections.abc import Generator
 from pathlib import Path
 
@@ -79,6 +80,7 @@ CODE = """
 
         def __del__(self):
             Living.number -= 1
+            open(__file__ + ".ended", "w").close()
 
         def reset(self, problem): pass
 
@@ -156,6 +158,11 @@ def test_a_worker_forgets_episodes_that_are_over(pool: EnvironmentPool, code: Pa
     assert isinstance(found, Step)
     alone = found.observation
     pool.end(stopped)
+    ended = Path(f"{code}.ended")
+    end = time.monotonic() + 10
+    while not ended.exists():  # without another turn: it may hold a session of a server
+        assert time.monotonic() < end
+        time.sleep(0.01)
     pool.steps([(raising, "raise")])
     assert pool.steps([(other, "a")]) == [Step(observation=alone)], "one lives, in the same worker"
 

@@ -32,7 +32,7 @@ def test_first_and_last_step_of_each_stage_with_one_response_a_kind(rich_run: Pa
     steps = shown_rollouts(read_run(rich_run))
     assert [rollouts[0]["step"] for rollouts in steps] == [1, 20, 21, 40]
     assert [(r["outcome"], r["finish_reason"]) for r in steps[0]] == [
-        ("correct", "stop"), ("wrong", "stop"), ("wrong", "length"),
+        ("correct", "stop"), ("wrong", "stop"), ("truncated", "length"),
     ]  # fmt: skip
     right = steps[0][0]
     assert right["prompt"] == " 3 + 4"
@@ -51,6 +51,18 @@ def test_the_response_of_highest_mean_entropy_is_shown_too(rich_run: Path) -> No
     pq.write_table(pa.concat_tables([table, other]), path)
     last = shown_rollouts(read_run(rich_run))[0][-1]
     assert (last["why"], last["entropy"]) == ("the highest mean entropy", 2.0)
+
+
+def test_a_right_answer_that_was_truncated_is_not_right(rich_run: Path) -> None:
+    """It earned 0, and counts as wrong in every curve of the page."""
+    path = rich_run / "rollouts" / "step-000001.parquet"
+    rows = pq.read_table(path)
+    column = rows.schema.get_field_index("outcome")
+    outcomes = pa.array(["correct"] * 3, rows.schema.field(column).type)
+    pq.write_table(rows.set_column(column, rows.schema.field(column), outcomes), path)
+    shown = shown_rollouts(read_run(rich_run))[0]
+    cut = next(rollout for rollout in shown if rollout["finish_reason"] == "length")
+    assert (cut["why"], cut["outcome"], cut["group_right"]) == ("the first truncated one", "truncated", 2)
 
 
 def test_of_many_stages_the_first_and_the_last_steps_are_shown(rich_run: Path) -> None:

@@ -14,7 +14,7 @@
       for (const step of document.querySelectorAll(".step")) {
         let inside = 0;
         for (const item of step.querySelectorAll(".rollout")) {
-          const right = !kind || (kind === "truncated" ? "truncated" in item.dataset : item.dataset.outcome === kind);
+          const right = !kind || item.dataset.outcome === kind;
           const here = !chosen("step") || step.dataset.step === chosen("step");
           item.hidden = !(right && here && holds(item, chosen("text")));
           inside += item.hidden ? 0 : 1;
