@@ -138,10 +138,10 @@ class TrackerMirror:
     """A ``RunObserver`` that copies steps, events and test results to trackers.
 
     The trackers open at the first step or event, when the run folder is complete. ``trackers.json`` there has the last
-    training step sent to each tracker. A resumed run sends only later steps, beginning with those in its folder: a new
-    tracker, or one that had failed, gets everything that it missed. Events are counted by step, because a resume adds
-    some at a step that was sent, and repeats those after its checkpoint. If the process is killed between sending a
-    step and writing the file, the step appears twice.
+    training step and the test results sent to each tracker. A resumed run sends only later steps and other results,
+    beginning with those in its folder: a new tracker, or one that had failed, gets everything that it missed. Events
+    are counted by step, because a resume adds some at a step that was sent, and repeats those after its checkpoint. If
+    the process is killed between sending a step and writing the file, the step appears twice.
 
     A tracker that raises an error is dropped with one warning event.
 
@@ -163,7 +163,7 @@ class TrackerMirror:
         self._earlier: dict[str, int] = {}  # the same, by earlier processes
         self._events: dict[str, dict[str, int]] = {}  # by tracker and step: events sent
         self._logged: Counter[int] = Counter()  # by step: events in the log
-        self._results: set[str] = set()  # keys of the test results already sent
+        self._results: dict[str, dict[str, float]] = {}  # by tracker: test results sent
         self._step = 0
 
     def __enter__(self) -> Self:
@@ -194,13 +194,11 @@ class TrackerMirror:
         self._logged[step] += 1
         for name in [*self._trackers]:
             self._send_event(name, step, self._logged[step], event)
-        self._save()
         if event.get("kind") == "evaluation":
             figures = result_figures(read_run(self._folder).evaluations)
-            new = {key: value for key, value in figures.items() if key not in self._results}
-            self._results |= set(new)
             for name in [*self._trackers]:
-                self._send_results(name, new)
+                self._send_results(name, figures)
+        self._save()
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Ignore progress inside a step."""
@@ -213,12 +211,17 @@ class TrackerMirror:
         if not self._trackers:
             return True
         recorded = read_run(self._folder)
+        figures = result_figures(recorded.evaluations)
         state = self._folder / STATE_FILE
         if state.exists():
             try:
                 kept = json.loads(state.read_text(encoding="utf-8"))
                 events = {name: dict(counts) for name, counts in kept.get("events", {}).items()}
-                self._identity, self._last, self._events = str(kept["id"]), dict(kept.get("last", {})), events
+                last = dict(kept.get("last", {}))
+                # a file of version 0.2 does not say which results were sent: all of those in the folder
+                sent = kept.get("results", dict.fromkeys(last, figures))
+                results = {name: dict(values) for name, values in sent.items()}
+                self._identity, self._last, self._events, self._results = str(kept["id"]), last, events, results
             except (ValueError, LookupError, TypeError, AttributeError) as error:
                 # Trackers are a copy of the run folder, and must not end the run.
                 self._warn(f"{state} is damaged ({error}); the trackers get this run again, as {self._identity}")
@@ -230,8 +233,6 @@ class TrackerMirror:
             rows.append((step, self._logged[step], event))
         rows.sort(key=lambda row: row[:2])  # an event comes after the figures of its step
         self._step = rows[-1][0] if rows else 0
-        figures = result_figures(recorded.evaluations)
-        self._results = set(figures)
         # before the trackers open, so that a kill from here on does not make a second run in them
         self._save()
         run = TrackedRun(recorded=recorded, project=self._project, identity=self._identity)
@@ -242,13 +243,12 @@ class TrackerMirror:
                     self._send(name, row)
                 else:
                     self._send_event(name, step, number, row)
-            if name not in self._earlier:
-                self._send_results(name, figures)
+            self._send_results(name, figures)
         self._save()
         return True
 
     def _save(self) -> None:
-        state = {"id": self._identity, "last": self._last, "events": self._events}
+        state = {"id": self._identity, "last": self._last, "events": self._events, "results": self._results}
         write_atomically(self._folder / STATE_FILE, json.dumps(state))
 
     def _send(self, name: str, metrics: StepMetrics) -> None:
@@ -271,10 +271,14 @@ class TrackerMirror:
             self._events.setdefault(name, {})[str(step)] = number
 
     def _send_results(self, name: str, figures: Mapping[str, float]) -> None:
+        """Send the results that differ from those sent: a longer run is tested again."""
+        sent = self._results.get(name, {})
         for area, step in (("test_before/", 0), ("test_after/", self._step)):
-            values = {key: value for key, value in figures.items() if key.startswith(area)}
+            values = {key: value for key, value in figures.items() if key.startswith(area) and sent.get(key) != value}
             if values:
                 self._call(name, "results", step, values)
+            if values and name in self._trackers:
+                self._results.setdefault(name, {}).update(values)
 
     def _call(self, name: str, method: str, *arguments: Any) -> None:
         """Call a method of a tracker, unless it was dropped. Drop a tracker that raises an error, with a warning."""

@@ -314,6 +314,7 @@ class Sent:
         self.identity = ""
         self.steps: list[int] = []
         self.events: list[tuple[int, str]] = []
+        self.scores: dict[str, float] = {}
 
     def open(self, run: TrackedRun) -> None:
         self.identity = run.identity
@@ -324,7 +325,8 @@ class Sent:
     def event(self, step: int, kind: str, message: str) -> None:
         self.events.append((step, message))
 
-    def results(self, step: int, values: Mapping[str, float]) -> None: ...
+    def results(self, step: int, values: Mapping[str, float]) -> None:
+        self.scores |= values
 
     def close(self, status: str) -> None: ...
 
@@ -344,7 +346,7 @@ def send(folder: Path, steps: Iterable[int], names: Sequence[str] = ("sent",)) -
 def test_a_step_that_was_sent_and_not_written_down_comes_twice_and_no_other(young_run: Path) -> None:
     (first,) = send(young_run, range(1, 8))
     state = json.loads((young_run / "trackers.json").read_text())
-    assert state == {"id": first.identity, "last": {"sent": 7}, "events": {}}
+    assert state == {"id": first.identity, "last": {"sent": 7}, "events": {}, "results": {}}
     # as after a kill between sending step 7 and recording it
     (young_run / "trackers.json").write_text(json.dumps(state | {"last": {"sent": 6}}))
     (second,) = send(young_run, range(5, 10))
@@ -359,7 +361,7 @@ def test_a_damaged_state_of_trackers_does_not_end_the_run(
     (young_run / "trackers.json").write_text(text)
     (second,) = send(young_run, range(4, 6))
     assert second.steps == [1, 2, 3, 4, 5]
-    state = {"id": second.identity, "last": {"sent": 5}, "events": {}}
+    state = {"id": second.identity, "last": {"sent": 5}, "events": {}, "results": {}}
     assert json.loads((young_run / "trackers.json").read_text()) == state
     assert f"the trackers get this run again, as {second.identity}" in capsys.readouterr().out
 
@@ -396,6 +398,27 @@ def test_each_tracker_continues_where_it_was(young_run: Path) -> None:
     send(young_run, range(4, 6), ["other"])
     sent, other, new = send(young_run, range(6, 8), ["sent", "other", "new"])
     assert (sent.steps, other.steps, new.steps) == ([4, 5, 6, 7], [6, 7], list(range(1, 8)))
+
+
+def test_a_resume_sends_the_results_that_are_new_or_other_ones(young_run: Path) -> None:
+    """A tracker may have failed before the tests after training, and a longer run is tested again."""
+    tests = young_run / "evaluations"
+    (young_run / "before.json").rename(tests / "before.json")
+    send(young_run, [1])
+    after = (young_run / "after.json").read_text()
+    (tests / "after.json").write_text(after)  # the tracker had failed
+    (second,) = send(young_run, [2])
+    assert second.scores["test_after/test_t0.6/mean"] == pytest.approx(0.94)
+    assert not any(key.startswith("test_before/") for key in second.scores), "sent before"
+    document = json.loads(after)
+    document["temperatures"]["0.6"]["accuracy"]["mean"] = 0.95
+    third = Sent()
+    with TrackerMirror(young_run, {"sent": third}, project="tests", report=print) as mirror:
+        mirror.event({"kind": "resume", "step": 2, "message": "resumed"})  # with the old result in the folder
+        assert third.scores == {}
+        (tests / "after.json").write_text(json.dumps(document))
+        mirror.event({"kind": "evaluation", "step": 3, "message": "test after"})
+    assert third.scores == {"test_after/test_t0.6/mean": 0.95}
 
 
 def test_a_kill_while_trackers_open_leaves_the_name_of_the_run(young_run: Path) -> None:
