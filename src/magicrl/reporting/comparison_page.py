@@ -230,7 +230,14 @@ def _test_notes(variants: Sequence[Variant], score: Mapping[str, Any]) -> list[s
     name, rows = score["set_name"], score["variants"]
     tested = [[run for run in variant.runs if run.evaluation("after", name)] for variant in variants]
     notes: list[str] = []
+    shown = temperature_text(score["temperature"])
     for row, runs in zip(rows, tested, strict=True):
+        trained = {run.training_temperature(e) for run in runs if (e := run.evaluation("after", name))}
+        for other in sorted(t for t in trained if t is not None and t != score["temperature"]):
+            notes.append(
+                f"{row['variant']}: trained at temperature {temperature_text(other)}, at which its test scores in the "
+                f"table of runs are; here all are at temperature {shown}."
+            )
         if row["against"] is not None and sorted(row["seeds"]) != sorted(rows[0]["seeds"]):
             own, others = (", ".join(seeds) for seeds in (row["seeds"], rows[0]["seeds"]))
             notes.append(f"{row['variant']}: seeds {own} are compared with seeds {others} of the first variant.")

@@ -348,7 +348,8 @@ _Tested: TypeAlias = Sequence[tuple[RecordedRun, TemperatureScore]]
 
 
 def variant_scores(variants: Sequence[Variant]) -> list[dict[str, Any]]:
-    """Return the scores of every test set of any run; temperatures in descending order, that of training first.
+    """Return the scores of every test set of any run; first at the training temperature of the first tested run, then
+    at the others in descending order.
 
     Each has ``set_name``, ``temperature``, ``measure`` and in ``variants`` for each variant (intervals are over
     problems, None where it was not measured):
@@ -362,8 +363,12 @@ def variant_scores(variants: Sequence[Variant]) -> list[dict[str, Any]]:
     """
     found: list[dict[str, Any]] = []
     for name in dict.fromkeys(name for variant in variants for run in variant.runs for name in run.sets):
-        tests = [e for variant in variants for run in variant.runs for e in run.evaluations if e.set_name == name]
-        for at in sorted({t for e in tests for t in e.temperatures}, reverse=True):
+        by_run = [
+            (run, [e for e in run.evaluations if e.set_name == name]) for variant in variants for run in variant.runs
+        ]
+        trained = next(run.training_temperature(*own) for run, own in by_run if own)
+        tests = [e for _, own in by_run for e in own]
+        for at in sorted({t for e in tests for t in e.temperatures}, key=lambda t: (t != trained, -t)):
             before, after = (
                 [_tested(variant, which, name, at) for variant in variants] for which in ("before", "after")
             )

@@ -214,6 +214,18 @@ def scores(folders: list[Path]) -> list[dict[str, Any]]:
     return variant_scores(group_runs([read_run(folder) for folder in folders]))
 
 
+def test_scores_at_the_temperature_of_training_come_first(variant_folders: list[Path], tmp_path: Path) -> None:
+    for folder, at in zip(variant_folders, (0.6, 0.6, 1.0, 1.0), strict=True):
+        path = folder / "config.toml"
+        path.write_text(path.read_text().replace("temperature = 0.7", f"temperature = {at}"))
+    assert [score["temperature"] for score in scores(variant_folders)] == [0.6, 1.0, 0.0]
+    assert [score["temperature"] for score in scores(variant_folders[2:])] == [1.0, 0.6, 0.0]
+    write_comparison_page(variant_folders, tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "Accuracy at temperature 0.6" in page
+    assert page.count("trained at temperature 1, at which its test scores in the table of runs are") == 1
+
+
 def test_an_variant_s_score_is_clustered_by_problem_over_its_runs(variant_folders: list[Path]) -> None:
     first = scores(variant_folders)[0]
     assert (first["set_name"], first["temperature"]) == ("test", 1.0)
