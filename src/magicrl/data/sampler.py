@@ -168,7 +168,7 @@ class PromptSampler:
         missing = sorted({"seed", "epoch", "position", "removed", "fingerprint"} - state.keys())
         if missing:
             raise ValueError(f"the saved sampler state lacks {missing[0]!r}; the checkpoint is damaged")
-        if state["fingerprint"] != self.fingerprint:
+        if state["fingerprint"] not in (self.fingerprint, problems_fingerprint(self._problems, folders=True)):
             raise ValueError(
                 "the saved sampler state belongs to another training set "
                 f"(checksum {str(state['fingerprint'])[:12]}, here {self.fingerprint[:12]}); "

@@ -29,25 +29,32 @@ from magicrl.records import Problem
 from magicrl.registry import resolve
 from magicrl_verifiers.gym import NAME as GYM
 from magicrl_verifiers.references import LIVE
-from magicrl_verifiers.several import reward_names
+from magicrl_verifiers.several import reward_names, reward_terms
 
 _ANSWER_ONLY = frozenset({"maths", "exact", "code", "judge"})
 """Verifiers that read nothing of a problem's ``extra``."""
 
 
-def problems_fingerprint(problems: Iterable[Problem]) -> str:
+def problems_fingerprint(problems: Iterable[Problem], *, folders: bool = False) -> str:
     """Return a SHA-256 (hex) of the problems in their order.
 
-    ``extra`` counts where an environment or a custom reward may read it.
+    ``extra`` counts where an environment or a custom reward may read it. Of the file of a custom part only the name
+    counts, so that a copied folder has the same problems; ``folders``: its folder too, as in version 0.2.
     """
+
+    def named(reference: str) -> Any:
+        if folders or ".py:" not in reference:
+            return reference
+        return [[Path(name).name, weight] for name, weight in reward_terms(reference)]
+
     digest = hashlib.sha256()
     for p in problems:
-        fields: list[Any] = [p.id, p.prompt, list(p.references), p.verifier, p.source, p.level]
+        fields: list[Any] = [p.id, p.prompt, list(p.references), named(p.verifier), p.source, p.level]
         # only if there is one, so that checksums of problems without a context do not change
         if p.context:
             fields.append([[message.role, message.content] for message in p.context])
         if p.environment is not None:
-            fields.append({"environment": p.environment})
+            fields.append({"environment": named(p.environment)})
         if p.extra and (p.environment is not None or not _ANSWER_ONLY.issuperset(reward_names(p.verifier))):
             fields.append({"extra": sorted(p.extra.items())})
         # an object is known by its type: its text may hold an address, which differs in every process

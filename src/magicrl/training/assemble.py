@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from magicrl.data.sources import problems_fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.model_files import find_model, weights_fingerprint
 from magicrl.models.prompts import PromptEncoder, prompt_format
+from magicrl.records import Problem
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_engine
 from magicrl.rollout.episodes import EpisodeEngine
@@ -70,10 +71,7 @@ class Built:
             "start_weights": weights_fingerprint(find_model(self.start.folder)),
             "prompt_format": prompt_format(self.start.tokenizer),
             "start_model_licence": self.start.licence,
-            "data": {
-                name: {"problems": len(p), "prompts": len({one.key for one in p}), "sha256": problems_fingerprint(p)}
-                for name, p in sets.items()
-            },
+            "data": {name: _facts_of(problems) for name, problems in sets.items()},
             "dropped_overlong": self.data.dropped_overlong,
             "dropped_in_test": self.data.dropped_in_test,
             "dropped_conflicting": self.data.dropped_conflicting,
@@ -291,3 +289,12 @@ def make_reference(config: TrainConfig, start: Path | str) -> ReferenceModel | N
             config.reference.model or start, dtype=config.model.dtype, device=resolve_device(config.run.device)
         )
     return ReferenceModel(policy.model, valid_vocab=policy.valid_vocab, model_config=config.model)
+
+
+def _facts_of(problems: Sequence[Problem]) -> dict[str, Any]:
+    """Return the provenance of a set of problems."""
+    found = {"problems": len(problems), "prompts": len({problem.key for problem in problems})}
+    checksums = {"sha256": problems_fingerprint(problems)}
+    if any(".py:" in f"{problem.verifier} {problem.environment}" for problem in problems):
+        checksums["sha256_with_folders"] = problems_fingerprint(problems, folders=True)
+    return {**found, **checksums}

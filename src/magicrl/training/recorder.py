@@ -271,7 +271,9 @@ def _other_task(
 ) -> list[str]:
     """Return what a resume changes of the task: problems, files that grade them, the weights of the reference."""
     first, before, now = document["environments"][0], document.get("data", {}), facts.get("data", {})
-    names = [name for name in before if name in now and before[name]["sha256"] != now[name]["sha256"]]
+    # a run of version 0.2 recorded the checksum with the folders of custom files
+    known = {name: {one.get("sha256"), one.get("sha256_with_folders")} for name, one in now.items()}
+    names = [name for name in before if name in known and before[name]["sha256"] not in known[name]]
     found = [f"the problems of data.{name.replace('/', '.')}" for name in names]
     found += [f"the file of {key}" for key in _changed_files(first, environment) if _GRADES.search(key)]
     if config.reference.mode != "none" and config.reference.model is None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicrl.data.sampler import PromptSampler
+from magicrl.data.sources import problems_fingerprint
 from magicrl.records import Problem
 
 
@@ -124,6 +126,13 @@ def test_restore_rejects_another_training_set_or_damage() -> None:
     with pytest.raises(ValueError, match="lacks 'epoch'"):
         sampler.restore({k: v for k, v in state.items() if k != "epoch"})
     assert sampler.state() == state
+
+
+def test_a_checkpoint_of_version_0_2_has_the_folder_of_a_reward_in_its_checksum() -> None:
+    given = [replace(problem, verifier="/home/me/r.py:score") for problem in problems(4)]
+    sampler = PromptSampler(given, seed=0)
+    sampler.restore({**sampler.state(), "position": 2, "fingerprint": problems_fingerprint(given, folders=True)})
+    assert sampler.position == 2
 
 
 def test_bad_arguments() -> None:

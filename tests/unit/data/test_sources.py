@@ -422,6 +422,18 @@ def test_fingerprint_sees_further_columns_where_something_reads_them(tmp_path: P
     assert len(objects) == 1
 
 
+def test_a_copied_folder_has_the_same_problems(tmp_path: Path) -> None:
+    write_lines(tmp_path / "s.jsonl", TWO)
+    first = load(tmp_path, "s.jsonl")[0]
+
+    def prints(folder: str, weight: str, *, folders: bool = False) -> str:
+        verifier, environment = f"maths + {weight} * {folder}/r.py:score", f"{folder}/e.py:Game"
+        return problems_fingerprint([replace(first, verifier=verifier, environment=environment)], folders=folders)
+
+    assert prints("/home/a b", "0.2") == prints("/home/b", "0.2") != prints("/home/b", "0.3")
+    assert prints("/home/a b", "0.2", folders=True) != prints("/home/b", "0.2", folders=True)
+
+
 # ---- real data sets, where present --------------------------------------------------------------
 
 

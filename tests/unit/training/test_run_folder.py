@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.training.recorder import RunFolder, check_folder
+from magicrl.training.recorder import RunFolder, _other_task, check_folder
 
 CONFIG = load_train_recipe(Path("tiny"))
 
@@ -33,3 +33,15 @@ def test_a_resumed_run_drops_the_results_after_its_checkpoint(tmp_path: Path) ->
     folder.rewind(2)
     assert [path.name for path in folder.rollouts.iterdir()] == ["step-000002.parquet"]
     assert sorted(path.stem for path in folder.evaluations.iterdir()) == ["before-exam", "step-000002-exam"]
+
+
+def test_a_run_of_version_0_2_recorded_checksums_with_the_folders_of_rewards() -> None:
+    document = {"environments": [{}], "data": {"train": {"sha256": "old"}}}
+    environment = {"start_weights": "w"}
+
+    def changed(with_folders: str) -> list[str]:
+        now = {"train": {"sha256": "new", "sha256_with_folders": with_folders}}
+        return _other_task(document, environment, {"data": now}, CONFIG)
+
+    assert changed("old") == []
+    assert changed("other") == ["the problems of data.train"]
