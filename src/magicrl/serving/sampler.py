@@ -96,7 +96,7 @@ class Sampler:
             ValueError: The weights are gone, or the request needs what this server does not have.
         """
         number, _ = self._source(name)
-        further = [key for key in (*_FURTHER, "prompt_logprobs_last_n") if request.get(key)]
+        further = [key for key in (*_FURTHER, "prompt_logprobs_last_n", "record_stability_info") if request.get(key)]
         params, chunks = request["sampling_params"], request["prompt"]["chunks"]
         limit = params.get("max_tokens")
         further += [key for key, off in (("top_k", -1), ("top_p", 1)) if params.get(key, off) != off]

@@ -15,7 +15,6 @@ import uuid
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,6 +32,8 @@ _log = logging.getLogger(__name__)
 
 SILENCE = 30.0
 """Seconds without a heartbeat after which a client counts as gone. It sends one every 10 seconds."""
+RETRY = 60.0
+"""Seconds after which a save that failed is tried again."""
 _POLL = 20.0  # seconds that a request for a result waits; the client's own limit is 45
 _RESULTS = 2048  # results that are kept, for a client that polls again
 _LARGEST = 256 << 20  # bytes of a request
@@ -92,6 +93,7 @@ class TinkerServer:
         self._trainer: Trainer | None = None
         self._model_id = self._session = ""
         self._heard = -SILENCE
+        self._unsaved_because = ""  # error of the last save that failed
         self._results: OrderedDict[str, asyncio.Future[Answer]] = OrderedDict()
         self._jobs: deque[_Job] = deque()
         self._arrived = asyncio.Event()
@@ -159,9 +161,8 @@ class TinkerServer:
         yield
         for task in tasks:
             task.cancel()
-        with suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks)
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._save_unsaved, "the server stops")
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._try_to_save, "the server stops")
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
@@ -258,7 +259,18 @@ class TinkerServer:
             await asyncio.sleep(1)
             if self._trainer is not None and self._trainer.unsaved and time.monotonic() - self._heard > SILENCE:
                 loop = asyncio.get_running_loop()
-                await loop.run_in_executor(self._thread, self._save_unsaved, f"session {self._session} is gone")
+                await loop.run_in_executor(self._thread, self._try_to_save, f"session {self._session} is gone")
+                await asyncio.sleep(RETRY if self._trainer is not None and self._trainer.unsaved else 0)
+
+    def _try_to_save(self, why: str) -> None:
+        """Save the weights, or report once for each cause why not: a full disk may have room later."""
+        try:
+            self._save_unsaved(why)
+        except Exception as error:  # noqa: BLE001 - whatever a disk does, the server goes on and tries again
+            cause = f"{type(error).__name__}: {error}"
+            if cause != self._unsaved_because:
+                self._report(f"{why}: {self._model_id} could not be saved in {self._checkpoints} ({cause})")
+            self._unsaved_because = cause
 
     def _save_unsaved(self, why: str) -> None:
         if self._trainer is None or not self._trainer.unsaved:
@@ -279,6 +291,8 @@ class TinkerServer:
         if kind != "adamw":
             raise ValueError(f"optimizer {kind!r} is not served; use adamw")
         lora = None if self._full_weights else lora_of(request.get("lora_config"))
+        if lora is not None and request["lora_config"].get("seed") is not None:
+            self._report("the seed of lora_config has no effect here: new adapters are the same with every seed")
         model = f"{request['session_id']}:train:{request['model_seq_id']}"
         return self._submit(_Job(id=f"{model}:create", run=partial(self._make, model, lora)))
 
@@ -345,6 +359,9 @@ class TinkerServer:
         return self._train(request, save)
 
     def _save_for_sampler(self, request: dict[str, Any]) -> dict[str, Any]:
+        if (kind := request.get("kind") or "snapshot") != "snapshot":
+            raise ValueError(f"this server has no samplers of kind {kind!r}, whose weights change; save a snapshot")
+
         def save(trainer: Trainer) -> Answer:
             if request.get("path") is None:
                 sampler = f"{self._session}:sample:{request['sampling_session_seq_id']}"

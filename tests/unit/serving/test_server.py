@@ -24,6 +24,7 @@ from tinker_server import Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.serving import server as module
+from magicrl.serving.trainer import Trainer
 
 PROMPT = list(b"Two and two is")
 ADAM = types.AdamParams(learning_rate=3e-3)
@@ -132,6 +133,7 @@ def test_seeds_stops_and_lengths_of_samples(client: Any, model: str) -> None:
         ({"sampling_params": {"top_p": 0.5, "top_k": 3}}, "this server has no top_k, top_p"),
         ({"sampling_params": {"stop": []}}, "this server has no sampling past the end"),
         ({"topk_prompt_logprobs": 2}, "this server has no topk_prompt_logprobs"),
+        ({"record_stability_info": True}, "this server has no record_stability_info"),
         ({"sampling_session_id": "x"}, "sampler x has no weights here"),
         ({"sampling_params": {"temperature": -1.0}}, "temperature must be >= 0, got -1.0"),
         ({"sampling_params": {"max_tokens": 0}}, "max_tokens must be >= 1, got 0"),
@@ -279,6 +281,41 @@ def test_a_server_that_stops_saves_what_the_client_did_not(served: Served) -> No
         learn(training(client), 1)
     assert served.messages[-1].startswith("the server stops: ")
     assert "weights/unsaved-000001" in served.messages[-1]
+
+
+def test_a_failed_save_is_reported_once_and_tried_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENCE", 1.0)
+    monkeypatch.setattr(module, "RETRY", 0.1)
+    left, save = [3], Trainer.save
+
+    def full(trainer: Trainer, file: Path) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise OSError("no space left")
+        save(trainer, file)
+
+    with served.running() as address:
+        client = tinker.ServiceClient(base_url=address, api_key="tml-test")
+        learn(training(client), 1)
+        monkeypatch.setattr(Trainer, "save", full)
+        client.holder._session_heartbeat_task.cancel()
+        deadline = time.monotonic() + 30
+        while not any("weights/unsaved-000001" in message for message in served.messages):
+            assert time.monotonic() < deadline, served.messages
+            time.sleep(0.1)
+        client.holder.close()
+    (failed,) = [message for message in served.messages if "could not be saved" in message]
+    assert "OSError: no space left" in failed
+
+
+def test_what_a_model_lacks_is_named(client: Any, address: str, served: Served) -> None:
+    client.create_lora_training_client(base_model="org/tiny", rank=4, seed=3).result()
+    assert any("the seed of lora_config has no effect" in message for message in served.messages)
+    request = {"model_id": training(client).model_id, "seq_id": 90, "sampling_session_seq_id": 1, "kind": "inflight"}
+    status, answer = post(address, "save_weights_for_sampler", request)
+    assert (status, answer["detail"]) == (
+        400, "this server has no samplers of kind 'inflight', whose weights change; save a snapshot",
+    )  # fmt: skip
 
 
 def test_foreign_hosts_and_unknown_requests_are_refused(address: str) -> None:
