@@ -42,7 +42,6 @@ class NodeFacts:
     """Facts about a node, as its probe sees them."""
 
     versions: dict[str, str]  # of Python and of the installed packages
-    clock: float  # seconds since the epoch there
     memory: tuple[int, int]  # (free, all) bytes
     shared_memory: int  # bytes of /dev/shm, which holds the object store
     gpus: tuple[str, ...]  # names of the GPUs that torch sees
@@ -58,12 +57,15 @@ class Probe:
         memory = psutil.virtual_memory()
         return NodeFacts(
             versions=versions(),
-            clock=time.time(),
             memory=(memory.available, memory.total),
             shared_memory=shutil.disk_usage("/dev/shm").total,
             gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
             threads=len(os.sched_getaffinity(0)),
         )
+
+    def clock(self) -> float:
+        """Return the seconds since the epoch there."""
+        return time.time()
 
     def listen(self) -> int:
         """Open a port of the system's choice, as torch.distributed and NCCL do; return its number."""
@@ -99,9 +101,11 @@ def examine_cluster(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[N
     for node in nodes:
         try:
             actor = probe(node)
-            began = time.time()
             facts: NodeFacts = waited_for(actor.facts.remote(), _WAIT, f"node {node.name} to answer")
-            behind = (began + time.time()) / 2 - facts.clock
+            # a second call: the first one starts a process and imports torch, which may take longer than a clock is off
+            began = time.time()
+            clock = waited_for(actor.clock.remote(), _WAIT, f"the clock of node {node.name}")
+            behind = (began + time.time()) / 2 - clock
         except Exception as error:  # noqa: BLE001 (the doctor reports whatever a node does)
             findings.append(Finding(f"node {node.name}", "trouble", cause_of(error)))
             continue
@@ -139,7 +143,7 @@ def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
 
 
 def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float) -> Iterator[Finding]:
-    """Check GPUs, memory, object store (for weights of ``need`` bytes), address and clock of one node."""
+    """Check GPUs, memory, object store (for weights of ``need`` bytes) and clock of one node."""
     # a probe reserves no GPU and therefore sees all of them
     seen, what = len(facts.gpus), f"GPUs of {node.name}"
     text = ", ".join(facts.gpus) or "none" if seen == node.gpus else f"torch sees {seen}, Ray counts {node.gpus:g}"

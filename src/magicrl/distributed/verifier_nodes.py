@@ -127,7 +127,7 @@ class VerifierNodes:
         self._config = config.model_copy(update={"workers": workers_per_node or config.workers})
         self._timeouts = timeouts or ClusterTimeouts()
         self._spec = cache(verifier_spec)  # resolving a verifier reads modules and files
-        self._digests = cache(lambda verifier: digests_of(reward_names(verifier)))
+        self._digests = cache(_digests)  # once: files may change while the run uses them
         self._warm: tuple[tuple[str, ...], Digests] | None = None
         self._places = [_Place(number=n, node=node, actor=self._actor(n, node)) for n, node in enumerate(nodes())]
         self.lost: list[str] = []  # name of the node, once per lost actor
@@ -267,6 +267,10 @@ class VerifierNodes:
             if self._warm:
                 successor.actor.warm_up.remote(*self._warm)
             self._places.append(successor)
+
+
+def _digests(verifier: str) -> Digests:
+    return digests_of(reward_names(verifier))
 
 
 def merged(intervals: Iterable[tuple[float, float]], pause: float) -> list[tuple[float, float]]:

@@ -266,7 +266,7 @@ class TinkerServer:
         """Save the weights, or report once for each cause why not: a full disk may have room later."""
         try:
             self._save_unsaved(why)
-        except Exception as error:  # noqa: BLE001 - whatever a disk does, the server goes on and tries again
+        except Exception as error:  # noqa: BLE001 - whatever a disk does, requests are served and it is tried again
             cause = f"{type(error).__name__}: {error}"
             if cause != self._unsaved_because:
                 self._report(f"{why}: {self._model_id} could not be saved in {self._checkpoints} ({cause})")

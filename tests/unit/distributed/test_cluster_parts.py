@@ -27,9 +27,9 @@ pytest.importorskip("ray")
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
-from magicrl.distributed import cluster_parts
+from magicrl.distributed import cluster_parts, doctor
 from magicrl.distributed.cluster_parts import ClusterParts, rank_options
-from magicrl.distributed.doctor import NodeFacts, _of_node
+from magicrl.distributed.doctor import NodeFacts, _of_node, examine_cluster
 from magicrl.distributed.learner.learner import DistributedLearner, ShardedReference
 from magicrl.distributed.learner.sharding import RankSettings
 from magicrl.distributed.runtime import ClusterError, Node, check_room, node_network, nodes
@@ -117,12 +117,34 @@ def test_gloo_uses_the_interface_of_the_nodes_address(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("behind", "status"), [(0.001, "ok"), (5.0, "warning"), (-5.0, "warning")])
 def test_a_clock_that_is_ahead_or_behind_is_reported(behind: float, status: str) -> None:
     facts = NodeFacts(
-        versions={}, clock=0.0, memory=(1 << 34, 1 << 35), shared_memory=1 << 34,
+        versions={}, memory=(1 << 34, 1 << 35), shared_memory=1 << 34,
         gpus=(), threads=2,
     )  # fmt: skip
     found = {f.what: f for f in _of_node(node("a", cpus=2), facts, need=1, behind=behind)}
     assert found["clock of a/a"].status == status
     assert {finding.status for what, finding in found.items() if "clock" not in what} == {"ok"}
+
+
+def test_the_start_of_a_probe_is_not_its_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(doctor.Probe):
+        def facts(self) -> NodeFacts:
+            now[0] += 10.0  # as an import of torch from a network disk
+            return NodeFacts(versions={}, memory=(1, 1), shared_memory=1, gpus=(), threads=1)
+
+        def read(self, values: Any) -> float:
+            return 0.0
+
+    def start(_: Node) -> Any:
+        probe = Slow()
+        names = ("facts", "clock", "read")
+        return SimpleNamespace(**{name: SimpleNamespace(remote=getattr(probe, name)) for name in names})
+
+    now = [1000.0]
+    monkeypatch.setattr(doctor.time, "time", lambda: now[0])
+    monkeypatch.setattr(doctor, "waited_for", lambda value, *_: value)
+    monkeypatch.setattr("ray.put", lambda _: None)
+    found = {f.what: f for f in examine_cluster([node("a", cpus=2)], megabytes=1, probe=start)}
+    assert found["clock of a/a"].text == "+0 ms behind"
 
 
 @pytest.mark.parametrize(("ranks", "gpus", "here"), [(1, 0, True), (2, 0, False), (1, 4, False), (2, 4, False)])
