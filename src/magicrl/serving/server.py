@@ -263,7 +263,7 @@ class TinkerServer:
                 await asyncio.sleep(RETRY if self._trainer is not None and self._trainer.unsaved else 0)
 
     def _try_to_save(self, why: str) -> None:
-        """Save the weights, or report once for each cause why not: a full disk may have room later."""
+        """Save the weights, or report once for each cause why not: a full disk may have space later."""
         try:
             self._save_unsaved(why)
         except Exception as error:  # noqa: BLE001 - whatever a disk does, requests are served and it is tried again
