@@ -187,7 +187,7 @@ def test_the_limit_of_concurrent_calls_holds_over_all_groups(file: Path) -> None
 
 
 def test_threads_call_functions_of_this_process_in_turn() -> None:
-    """On a cluster an actor calls from many threads, and this reward redirects stdout of the whole process."""
+    # On a cluster an actor calls from many threads, and this reward redirects stdout of the whole process.
 
     def printed(problem: Problem, response: str) -> float:
         with contextlib.redirect_stdout(io.StringIO()) as text:

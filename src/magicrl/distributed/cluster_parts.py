@@ -56,6 +56,7 @@ class ClusterParts(LocalParts):
         self._asked = config.cluster.rollout.weight_copy
         self._copy_weights(config.cluster, weight_copy(config, gpus=self._gpus))
         self._check_room()
+        self._rank_group: Any = None  # placement group of the ranks' GPUs
         self._logs = None if output is None else output.absolute() / "workers"
 
     def _copy_weights(self, cluster: ClusterConfig, how: Literal["object_store", "direct"]) -> None:
@@ -108,6 +109,7 @@ class ClusterParts(LocalParts):
         if shared is None:
             # Reserve all GPUs of the ranks at once: ranks placed one by one could take the GPUs of a wide replica.
             options = rank_options(ranks, gpus=self._gpus, seconds=timeouts.start)
+            self._rank_group = getattr(options[0].get("scheduling_strategy"), "placement_group", None)
         else:
             options = [shared.rank_options(rank) for rank in range(ranks)]
         if self._gpus:
@@ -176,7 +178,10 @@ class ClusterParts(LocalParts):
         return LaggedEngine(pool, lag=lag) if lag else pool
 
     def close(self) -> None:
-        """Release the bundles that replicas and ranks share."""
+        """Release the ranks' GPUs and the bundles that replicas and ranks share: the user's Ray may outlive the run."""
+        if self._rank_group is not None:
+            remove_placement_group(self._rank_group)
+            self._rank_group = None
         if "_shared" in vars(self) and self._shared is not None:
             self._shared.close()
             del self._shared

@@ -259,6 +259,22 @@ def test_ranks_on_gpus_start_with_segments_that_grow_or_as_the_user_says(
     assert started == [{"num_gpus": 1}] * 2 + [{"num_gpus": 1} | told] * 2
 
 
+def test_the_gpus_of_the_ranks_are_free_after_the_run(
+    parts: Callable[..., ClusterParts], make_recipe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In a Ray session of the user's, the next run needs them.
+    removed: list[Any] = []
+    place = SimpleNamespace(placement_group="group")
+    monkeypatch.setattr(cluster_parts, "rank_options", lambda ranks, **_: [{"scheduling_strategy": place}] * ranks)
+    monkeypatch.setattr(cluster_parts, "DistributedLearner", lambda *_, **__: None)
+    monkeypatch.setattr(cluster_parts, "remove_placement_group", removed.append)
+    made = parts({"learner": {"ranks": 2}}, gpus=4)
+    made.learner(made.policy(make_recipe().start.model))
+    made.close()
+    made.close()
+    assert removed == ["group"]
+
+
 @pytest.mark.slow
 def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> None:
     import ray

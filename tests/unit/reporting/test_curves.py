@@ -100,7 +100,7 @@ def test_filtered_accuracy_is_shown_only_where_it_differs(run_folder: Path) -> N
 
 def test_groups_become_shares_and_zeros_are_left_out(run_folder: Path) -> None:
     rejected = charts(run_folder)["rejected"]
-    assert labels(rejected) == ["all responses wrong", "all responses right"]
+    assert labels(rejected) == ["equal rewards, not all right", "all responses right"]
     assert rejected.series[1].points[0] == (1.0, 0.25)
     rewrite(run_folder, train__not_judged__ratio=0.1, groups__refilled=0)
     assert labels(charts(run_folder)["truncation"]) == ["truncated", "not judged"]

@@ -54,7 +54,7 @@ def test_the_response_of_highest_mean_entropy_is_shown_too(rich_run: Path) -> No
 
 
 def test_a_right_answer_that_was_truncated_is_not_right(rich_run: Path) -> None:
-    """It earned 0, and counts as wrong in every curve of the page."""
+    # It earned 0, and counts as wrong in every curve of the page.
     path = rich_run / "rollouts" / "step-000001.parquet"
     rows = pq.read_table(path)
     column = rows.schema.get_field_index("outcome")

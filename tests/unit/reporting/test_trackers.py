@@ -401,7 +401,7 @@ def test_each_tracker_continues_where_it_was(young_run: Path) -> None:
 
 
 def test_a_resume_sends_the_results_that_are_new_or_other_ones(young_run: Path) -> None:
-    """A tracker may have failed before the tests after training, and a longer run is tested again."""
+    # A tracker may have failed before the tests after training, and a longer run is tested again.
     tests = young_run / "evaluations"
     (young_run / "before.json").rename(tests / "before.json")
     send(young_run, [1])
