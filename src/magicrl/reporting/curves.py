@@ -37,11 +37,11 @@ ON_POLICY = "On-policy: each batch is used once, so the probability ratio ρ is 
 
 
 Low = Annotated[float | None, BeforeValidator(lambda value: None if value == "data" else value)]
-"""Lower end of a y axis. ``"data"`` stands for the smallest value."""
+"""Lower end of a y axis. ``"data"`` means the smallest value."""
 
 
 class Metric(Section):
-    """A metric of a training step. ``key`` is its key in ``metrics.jsonl``; ``*`` stands for any name."""
+    """A metric of a training step. ``key`` is its key in ``metrics.jsonl``; ``*`` means any name."""
 
     key: str
     label: str = ""  # in the legend and the CSV of a figure
@@ -156,7 +156,7 @@ def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart
 
 
 def _expanded(run: RecordedRun, metric: Metric) -> list[Metric]:
-    """Return the metrics that a key with ``*`` stands for, each with another color; a key without is itself."""
+    """Return the metrics that a key with ``*`` matches, each with another color; a key without is itself."""
     if "*" not in metric.key:
         return [metric]
     before, _, after = metric.key.partition("*")

@@ -16,7 +16,7 @@ from magicrl.reporting.read_folders import RecordedRun
 from magicrl.reporting.wording import visible
 
 SAME_VARIANT = ("run.seed", "run.name", "run.output", "run.expected_minutes", "run.threads", "logging.", "checkpoint.")
-"""Settings that do not distinguish variants: seed and bookkeeping. A final dot stands for the whole table."""
+"""Settings that do not distinguish variants: seed and bookkeeping. A final dot means the whole table."""
 
 LONGEST_NAME = 48
 """Maximum length of a variant's name in characters; a longer one lists only the settings needed to distinguish it."""

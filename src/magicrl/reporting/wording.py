@@ -58,7 +58,7 @@ def temperature_text(value: float) -> str:
 
 
 def checkpoint_name(step: int) -> str:
-    """Return a name for the weights after ``step`` steps; 0 stands for the initial checkpoint."""
+    """Return a name for the weights after ``step`` steps; 0 is the initial checkpoint."""
     return f"the checkpoint of step {step}" if step else "the initial checkpoint"
 
 

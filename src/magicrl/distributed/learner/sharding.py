@@ -63,7 +63,7 @@ class RankSettings:
 
     folder: str  # the starting model: a folder that every rank can read, or a hub name
     learning: LearnerSettings = field(default_factory=LearnerSettings)
-    valid_vocab: int | None = None  # rows of the output head that stand for tokens; None means all
+    valid_vocab: int | None = None  # rows of the output head that are tokens; None means all
     # Here a ``shard_ranks`` of None means all ranks, because the learner has already resolved the default.
     placement: LearnerPlacement = field(default_factory=LearnerPlacement)
     device: Literal["cpu", "cuda"] = "cpu"  # ``cuda`` gives every rank one GPU
