@@ -9,6 +9,7 @@ import codecs
 import csv
 import json
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -105,6 +106,8 @@ def _read_folder(folder: Path, splits: Sequence[str], subset: str | None) -> Ite
     The files are read here, line by line, so that an error names its line and rows may have different columns.
     """
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        if subset is not None:
+            raise RecipeError(f"{folder}: save_to_disk writes no subsets; remove options.subset", key="options")
         yield from _read_saved(folder, splits)
         return
     files = _files_of(folder, subset)
@@ -126,6 +129,8 @@ def _read_saved(folder: Path, splits: Sequence[str]) -> Iterator[Row]:
     if isinstance(table, datasets.DatasetDict):
         split = _chosen(splits, [str(name) for name in table], str(folder))
         table, folder = table[split], folder / split
+    elif splits[0] != "train" and len(splits) == 1 and splits[0] != str(table.split):
+        raise RecipeError(f"{folder}: holds one data set without splits, got {splits[0]!r}; remove split", key="split")
     for index, record in enumerate(table):
         yield Row(index=index, where=f"{folder}, row {index + 1}", record=dict(record))
 
@@ -146,8 +151,15 @@ def _files_of(folder: Path, subset: str | None) -> dict[str, list[Path]]:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         said = str(error).strip().splitlines()[0]
         raise RecipeError(f"{folder}: {said}; name one data file in it, or options.subset", key="path") from error
+    packed = next((path for names in dict(known or {}).values() for path in map(Path, names) if _is_packed(path)), None)
+    if packed is not None:
+        raise RecipeError(f"{packed}: is compressed, and would be left out; decompress it", key="path")
     files = {str(split): [Path(name) for name in names] for split, names in dict(known or {}).items()}
     return {split: [path for path in paths if path.suffix.lower() in _READERS] for split, paths in files.items()}
+
+
+def _is_packed(path: Path) -> bool:
+    return path.suffix.lower() not in _READERS and Path(path.stem).suffix.lower() in _READERS
 
 
 def _chosen(splits: Sequence[str], present: Sequence[str], name: str) -> str:
@@ -231,6 +243,7 @@ def _read_json(path: Path) -> Iterator[Row | BadRow]:
 
 
 def _read_csv(path: Path) -> Iterator[Row | BadRow]:
+    csv.field_size_limit(sys.maxsize)  # tests of a program can have more characters than the limit of 131,072
     with path.open(encoding="utf-8-sig", newline="") as text:
         # spreadsheets of some languages separate cells by semicolons, and a name may contain a comma
         head = re.sub('"[^"]*"', "", text.readline())

@@ -77,7 +77,7 @@ def with_wrong_labels(problems: Sequence[Problem], share: float) -> list[Problem
         share: Share of wrong labels, 0 to 1.
 
     Raises:
-        ValueError: All problems have the same reference answers.
+        ValueError: No other problem's reference answers are all wrong for one of the problems.
     """
     if not share:
         return list(problems)
@@ -92,7 +92,13 @@ def with_wrong_labels(problems: Sequence[Problem], share: float) -> list[Problem
             # drawn uniformly from the references of the other problems
             place = int(_uniform(problem.key, "given") * (len(references) - 1))
             place += place >= bisect_left(references, problem.references)
-            problem = replace(problem, references=references[place], extra={**problem.extra, MARK: "wrong"})
+            # the next of which none is right: choices share a letter, answers differ in case
+            turned = (references[(place + step) % len(references)] for step in range(len(references)))
+            right = {text.casefold() for text in problem.references}
+            wrong = next((one for one in turned if right.isdisjoint(map(str.casefold, one))), None)
+            if wrong is None:
+                raise ValueError(f"label_noise = {share:g}: no answer of another problem is wrong for {problem.id!r}")
+            problem = replace(problem, references=wrong, extra={**problem.extra, MARK: "wrong"})
         found.append(problem)
     return found
 
@@ -477,6 +483,10 @@ def _place(source: SourceConfig) -> Place:
     unknown = sorted(set(source.options) - {"subset", "revision"})
     if unknown:
         raise RecipeError(f"{name}: unknown option {unknown[0]!r}; known: subset, revision", key="options")
+    if "revision" in source.options and path is not None:
+        raise RecipeError(f"{name}: options.revision is for hub data sets; remove it", key="options")
+    if source.split != "train" and path is not None and path.is_file():
+        raise RecipeError(f"{name}: a file has no splits, got split = {source.split!r}; remove it", key="split")
     chosen = {key: str(value) for key, value in source.options.items()}
     subset, revision = chosen.get("subset"), chosen.get("revision")
     return Place(path=path, hub=source.hub, splits=(source.split,), subset=subset, revision=revision)

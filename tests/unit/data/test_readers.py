@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -203,9 +204,25 @@ def test_folders_of_data_files_and_saved_data_sets(tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match="no split 'dev'; it has: train, test"):
             load_problems(SourceConfig(path=str(folder), split="dev"))
     assert recognise(single).problems == 3
+    for wrong, told in (({"split": "test"}, "remove split"), ({"options": {"subset": "a"}}, "remove options.subset")):
+        with pytest.raises(RecipeError, match=told):
+            load_problems(SourceConfig(path=str(single), **wrong))
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecipeError, match="holds no data file"):
         recognise(tmp_path / "empty")
+
+
+def test_nothing_that_is_given_is_dropped(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "train-00000.jsonl", [{"question": "2 + 3?", "answer": "5"}])
+    with pytest.raises(RecipeError, match="a file has no splits, got split = 'test'"):
+        load_problems(SourceConfig(path=str(path), split="test"))
+    with pytest.raises(RecipeError, match=r"options\.revision is for hub data sets"):
+        load_problems(SourceConfig(path=str(tmp_path), options={"revision": "main"}))
+    (tmp_path / "train-00001.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(RecipeError, match=r"train-00001\.jsonl\.gz: is compressed"):
+        load_problems(SourceConfig(path=str(tmp_path)))
+    pd.DataFrame([{"question": "?" * 200_000, "answer": "5"}]).to_csv(tmp_path / "long.csv")
+    assert len(load_problems(SourceConfig(path=str(tmp_path / "long.csv")))[0].prompt) == 200_000
 
 
 def test_rows_of_a_folder_need_not_be_alike(tmp_path: Path) -> None:

@@ -487,6 +487,15 @@ def test_every_other_answer_is_given_about_as_often() -> None:
     assert min(counts) > 150, counts
 
 
+def test_no_wrong_label_shares_an_answer_with_the_right_ones() -> None:
+    choices = [("A", "Rome"), ("A", "Bonn"), ("B", "Paris"), ("b", "Oslo")]
+    asked = [replace(problem(f"p{i}", f"q{i}"), references=choices[i % 4]) for i in range(40)]
+    for old, new in zip(asked, with_wrong_labels(asked, 1.0), strict=True):
+        assert {old.references[0].lower(), new.references[0].lower()} == {"a", "b"}
+    with pytest.raises(ValueError, match="no answer of another problem is wrong for 'p0'"):
+        with_wrong_labels(asked[:2], 1.0)
+
+
 def test_a_larger_share_adds_wrong_labels_and_moves_none() -> None:
     few, many = with_wrong_labels(CLEAN, 0.2), with_wrong_labels(CLEAN, 0.4)
     assert all(b.references == a.references for a, b in zip(few, many, strict=True) if MARK in a.extra)
