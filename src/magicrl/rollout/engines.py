@@ -184,7 +184,7 @@ def make_vllm(settings: EngineSettings) -> VllmEngine:
 
 _SENT = ("model", "prompt", "messages", "max_tokens", "max_completion_tokens", "n", "stream")
 _LEFT_OUT = ("temperature", "top_p", "seed")
-"""Fields that decide which samples a server is asked for: other values than the record's would go unnoticed."""
+"""Fields that decide which samples a server returns: other values than the record's would go unnoticed."""
 
 
 def make_openai(settings: EngineSettings) -> OpenAIEngine:
