@@ -59,6 +59,8 @@ def test_only_the_tail_of_a_huge_answer_is_read_but_its_tags_are_seen() -> None:
         (r"\boxedfoo{3}", None),
         (r"a\\\boxed{3}", "3"),  # a line break, then a box
         (r"\boxed 5", None),
+        (r"It is $\boxed 12$.", "12"),  # in the data set MATH
+        (r"$\boxed{1}$, no: $\boxed 2 $", "2"),
     ],
 )
 def test_last_box(text: str, expected: str | None) -> None:

@@ -21,7 +21,7 @@ from magicrl.data.multiple_choice import note_number, options_of, right_option, 
 from magicrl.records import Message, Problem, prompt_key
 from magicrl.registry import is_builtin
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
-from magicrl_verifiers.extraction import last_box
+from magicrl_verifiers.extraction import marked_answer
 from magicrl_verifiers.several import reward_names
 
 _ROLES = {
@@ -427,7 +427,7 @@ class _RowReader:
         texts = [text for text in [answer, *self._texts(schema.solutions)] if text]
         # a text that marks its answer is a solution, too
         texts += [
-            t for t in given if isinstance(t, str) and t.strip() not in references and _marked(t) not in (None, t)
+            t for t in given if isinstance(t, str) and t.strip() not in references and marked_answer(t) not in (None, t)
         ]
         problem = self._problem(context, prompt, references, self.reader.verifier)
         own = [text for text in dict.fromkeys(texts) if text.strip() not in references]
@@ -596,7 +596,7 @@ class _RowReader:
         text = str(value).strip()
         if re.fullmatch(r"(?s)\[\s*(['\"]).*\1\s*\]", text):
             self.reader.numbers.setdefault("list", self.row.where)
-        marked = _marked(text)
+        marked = marked_answer(text)
         # a whole worked solution as the reference answer would match no answer; a last turn of one line is an answer
         short = self.schema.answer is None and "\n" not in text and len(text) <= _SHORT_TURN
         if marked is None and self.schema.worked and text and not short:
@@ -639,18 +639,6 @@ def _texts_of(values: Sequence[Any]) -> tuple[str, ...]:
     """Return the reference answers for a custom reward: the values as text, without empty ones."""
     kept = [one for one in values if one is not None and one != ""]
     return tuple(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, default=str) for one in kept)
-
-
-AFTER_HASHES = re.compile(r"(?:^|\s)####[ \t]*([^\n#]*?)\s*\Z")
-"""The answer at the end of a solution of GSM8K: ``#### 7``."""
-
-
-def _marked(text: str) -> str | None:
-    """Return the marked answer of a solution: after a last ``####``, else in its last box; None without either."""
-    found = AFTER_HASHES.search(text)
-    if found:
-        return found.group(1)
-    return last_box(text) if "boxed" in text or "fbox" in text else None
 
 
 def _json(value: Any) -> Any:

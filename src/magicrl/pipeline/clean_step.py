@@ -18,7 +18,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from magicrl.data.schemas import AFTER_HASHES
 from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, PipelineStep
 from magicrl.pipeline.maths_rules import maths_fault
@@ -29,7 +28,7 @@ from magicrl_verifiers.batch import disagreements
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits
 from magicrl_verifiers.code.suite import SuiteError, parse_suite
-from magicrl_verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
+from magicrl_verifiers.extraction import AFTER_HASHES, CLOSE_TAG, OPEN_TAG, last_box
 from magicrl_verifiers.maths.literals import plain_number
 from magicrl_verifiers.maths.notation import canonical_notation, close_braces
 from magicrl_verifiers.records import JudgeOptions

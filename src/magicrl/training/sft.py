@@ -37,7 +37,6 @@ from magicrl.config.loader import config_hash, load_start_recipe, to_toml
 from magicrl.config.schema import RunConfig, StartConfig
 from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
 from magicrl.data.families import make_family
-from magicrl.data.schemas import AFTER_HASHES
 from magicrl.data.sources import held_out_keys, load_source
 from magicrl.evaluation.engines import opens_reasoning
 from magicrl.files import only_writer, write_atomically
@@ -50,7 +49,7 @@ from magicrl.training.learner import LocalLearner, release_free_memory
 from magicrl.training.model_card import front_matter, read_base_model
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner
-from magicrl_verifiers.extraction import CLOSE_TAG, last_box
+from magicrl_verifiers.extraction import AFTER_HASHES, CLOSE_TAG, last_box
 
 _log = logging.getLogger(__name__)
 

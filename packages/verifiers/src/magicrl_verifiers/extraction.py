@@ -18,7 +18,8 @@ MAX_ANSWER_CHARS = 1_000_000
 """Longest answer part in characters; of a longer one only the tail is read."""
 
 _BOX = r"\\(?:boxed|fbox)\s*"
-_TOKEN = re.compile(_BOX + r"(?P<box>\{)|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
+_BARE = r"\\boxed +(?P<bare>[^\s{}$\\]{1,40})(?= ?\$)"  # $\boxed 12$ in MATH
+_TOKEN = re.compile(_BOX + r"(?P<box>\{)|" + _BARE + r"|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
 
 def answer_part(response: str, reasoning: Reasoning) -> str | None:
@@ -58,6 +59,8 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
     for token in _TOKEN.finditer(text):
         if token["box"]:
             stack.append((token.start(), token.end()))
+        elif token["bare"]:
+            found.append((token.start(), token.start("bare"), token.end()))
         elif token["open"]:
             stack.append(None)
         elif token["close"] and stack:
@@ -88,6 +91,18 @@ def last_box(text: str) -> str | None:
                 start, end = inside, its_end
             command, close = outer, its_end
     return _COMMAND.sub(lambda match: match["escaped"] or "", text[start:end])
+
+
+AFTER_HASHES = re.compile(r"(?:^|\s)####[ \t]*([^\n#]*?)\s*\Z")
+"""The answer at the end of a solution of GSM8K: ``#### 7``."""
+
+
+def marked_answer(text: str) -> str | None:
+    """Return the marked answer of a solution: after a last ``####``, else in its last box; None without either."""
+    found = AFTER_HASHES.search(text)
+    if found:
+        return found[1]
+    return last_box(text) if "boxed" in text or "fbox" in text else None
 
 
 def joint_boxes(text: str) -> tuple[str, ...] | None:

@@ -144,6 +144,19 @@ def test_same_word(reference: str, answer: str, expected: bool | None) -> None:
 
 
 @pytest.mark.parametrize(
+    "reference", [r"So, $x = \boxed{12}$.", r"$2+10=\boxed{12}$", r"So $\boxed 12$.", "2 + 10 = 12\n#### 12"]
+)
+def test_a_reference_that_is_a_solution_counts_by_its_marked_answer(reference: str) -> None:
+    judged = [MathsVerifier(JudgeOptions()).judge([reference], text) for text in (r"\boxed{12}", r"\boxed{10}")]
+    assert [verdict.status for verdict in judged] == ["matched", "mismatch"]
+
+
+@pytest.mark.parametrize("reference", ["assert f(1)==1", "{'inputs': ['1'], 'outputs': ['2']}"])
+def test_tests_of_a_program_are_no_reference_answer(reference: str) -> None:
+    assert MathsVerifier(JudgeOptions()).judge([reference], r"\boxed{12}").status == "reference_unparsable"
+
+
+@pytest.mark.parametrize(
     ("reference", "response"),
     [("6", "So \boxed{6}"), (r"\frac{1}{2}", "\boxed{\frac{1}{2}}"), ("\frac{1}{2}", r"\boxed{0.5}"),
      ("2\times 3", r"\boxed{6}"), (r"\alpha", "\boxed{\alpha}"), (r"\vec{a}", "\boxed{\vec{a}}")],

@@ -24,7 +24,7 @@ import sympy
 from latex2sympy2_extended import NormalizationConfig
 from sympy.core.random import seed as seed_sympy
 
-from magicrl_verifiers.extraction import answer_part, joint_boxes, last_box
+from magicrl_verifiers.extraction import answer_part, joint_boxes, last_box, marked_answer
 from magicrl_verifiers.isolated import Progress
 from magicrl_verifiers.maths.answers import Brackets, Family, Quantity, Several, Shape, any_of
 from magicrl_verifiers.maths.comparison import same
@@ -306,6 +306,12 @@ def engine_may_judge(reference: str, answer: str) -> bool:
     return _words(left) == _words(right) and _shape(left) == _shape(right)
 
 
+def engine_reads(reference: str) -> bool:
+    """Return whether Math-Verify may read a reference: it takes ``assert f(1) == 1`` for a product of letters."""
+    tokens = lex(reference)
+    return tokens is not None and not _unreadable(tokens) and not _words(tokens)
+
+
 def _unreadable(tokens: list[Token]) -> bool:
     dots = any(token.kind == "cmd" and (token.text in ELLIPSES or token.text in "?…") for token in tokens)
     subscripts = (before for before, token in pairwise(tokens) if (token.kind, token.text) == ("op", "_"))
@@ -463,6 +469,8 @@ class MathsVerifier:
     def _judge(self, references: Sequence[str], response: str) -> Verdict:
         response = _LOST_BACKSLASH.sub(_restored, response)
         references = [_LOST_BACKSLASH.sub(_restored, reference) for reference in references]
+        # a solution that marks its answer, as the columns of TRL and verl may hold
+        references = [marked_answer(reference) or reference for reference in references]
         part = answer_part(response, self._options.reasoning)
         if part is None:
             return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
@@ -531,7 +539,8 @@ class MathsVerifier:
         seed_sympy(0)  # sympy tests some identities at random points: use the same ones for every item
         parsed = {reference: self._parse_reference(reference) for reference, _ in pairs}
         if not any(
-            parsed[reference] or (reference not in self._exhausting and has_shape(spelling))
+            (parsed[reference] and engine_reads(spelling))
+            or (reference not in self._exhausting and has_shape(spelling))
             for reference, spelling in pairs
         ):
             reason = "the reference answer cannot be read"

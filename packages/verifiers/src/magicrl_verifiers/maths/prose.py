@@ -39,7 +39,11 @@ _STRONG = re.compile(
     r"(?:[:：=】选選]|\bis\b|\bare\b|\best\b|\bes\b|\bist\b|\blautet\b|[éè是為为は은는]|هي|هو|है|это|\bà\b|\blà\b)\W*$",
     re.IGNORECASE,
 )
-_CONTROL = re.compile(r"<\|.*", re.DOTALL)
+_NEXT_TURN = re.compile(
+    r"(?<=\S)(?<!\|>)\s*<\|(?:im_end|im_start|endoftext|end_of_text|eot_id|eom_id|end|return|user|assistant|system)\|>.*",
+    re.DOTALL,
+)
+_CONTROL = re.compile(r"<\|[A-Za-z_]{3,30}\|>|^[ \t]*```\w*[ \t]*$", re.MULTILINE)  # not 0<|r|<1
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?\s*$|Let me know if .{0,80}$", re.IGNORECASE)
 _MAX_HOPE = 120
 _CLOSING = re.compile(r"^[ \t]*####[ \t]+(?P<value>\S[^\n]{0,80})\s*\Z", re.MULTILINE)  # GSM8K's last line
@@ -160,8 +164,8 @@ def final_answer(text: str, *, choice: bool) -> str | None:
         >>> final_answer("We get 3 + 4 = 7. So the answer is 7 apples.", choice=False)
         '7'
     """
-    # models write control tokens and a polite sentence after their answer
-    text = _CONTROL.sub("", text).strip()
+    # models write control tokens and a polite sentence after their answer; gpt-oss writes its reasoning before them
+    text = _CONTROL.sub("", _NEXT_TURN.sub("", text.rpartition("<|message|>")[2])).strip()
     text = (text[:-_MAX_HOPE] + _HOPE.sub("", text[-_MAX_HOPE:])).strip()
     if not text.isascii():
         text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
