@@ -257,10 +257,11 @@ class TinkerServer:
         """Save the weights of a client that is gone."""
         while True:
             await asyncio.sleep(1)
-            if self._trainer is not None and self._trainer.unsaved and time.monotonic() - self._heard > SILENCE:
+            trainer = self._trainer  # another client may replace it meanwhile
+            if trainer is not None and trainer.unsaved and time.monotonic() - self._heard > SILENCE:
                 loop = asyncio.get_running_loop()
                 await loop.run_in_executor(self._thread, self._try_to_save, f"session {self._session} is gone")
-                await asyncio.sleep(RETRY if self._trainer.unsaved else 0)
+                await asyncio.sleep(RETRY if trainer.unsaved else 0)
 
     def _try_to_save(self, why: str) -> None:
         """Save the weights, or report once for each cause why not: a full disk may have space later."""
