@@ -21,7 +21,7 @@ def step_metrics(
     rejection: Rejection,
     updates: Sequence[Mapping[str, float]],
     *,
-    kept: int,
+    kept: Sequence[ScoredGroup],
     refilled: int,
     max_tokens: int,
     control: Values,
@@ -34,7 +34,9 @@ def step_metrics(
         groups: Whole buffer, before rejection.
         rejection: Rejection of ``groups``.
         updates: Metrics of each update.
-        kept, refilled: Number of groups learned from, and of those sampled to replace rejected ones.
+        kept: Groups that the updates learn from: those not rejected, or with ``reject_zero_advantage`` off all that have
+            a verdict.
+        refilled: Number of groups sampled to replace rejected ones.
         max_tokens: T.
         control: Metrics of the entropy control before the updates.
         clock: Clock of the step.
@@ -48,7 +50,7 @@ def step_metrics(
         "groups/rejected/all_correct": rejection.all_correct,
         "groups/rejected/all_wrong": rejection.all_wrong,
         "groups/refilled": refilled,
-        "groups/trained": kept,
+        "groups/trained": len(kept),
         "groups/all_rejected": int(not kept),
         "tokens/rejected/ratio": 1.0 - float(tokens[list(rejection.kept)].sum()) / max(1, int(tokens.sum())),
         **merge_updates(updates),

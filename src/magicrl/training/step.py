@@ -191,7 +191,7 @@ class Trainer:
             groups,
             rejection,
             updates,
-            kept=len(kept),
+            kept=kept,
             refilled=refilled,
             max_tokens=stage.max_tokens,
             control=control,
