@@ -65,7 +65,10 @@ KNOWN_BEFORE_LOADING = ("engine", "engine_sha256", "dtype", "head_dtype", "engin
 
 
 def settings_that_decide(name: str, settings: EngineSettings) -> dict[str, Any]:
-    """Return the settings of an engine on this machine that change its samples, without those that are not set.
+    """Return the settings of an engine on this machine that change the distribution of its samples, where they are set.
+
+    Batching and the compiler also change the last bits of a sample. They are no part of it, so that an evaluation can
+    continue with more memory.
 
     Args:
         name: name of the engine.
@@ -77,7 +80,7 @@ def settings_that_decide(name: str, settings: EngineSettings) -> dict[str, Any]:
         "engine_sha256": references.file_fingerprint(name),
         "dtype": settings.dtype,
         "head_dtype": settings.head_dtype,
-        # some of them change only the speed, but which ones is known to vLLM alone
+        # some of them change only the speed, but only vLLM knows which
         "engine_args": settings.vllm.engine_args or None,
     }
     return {key: value for key, value in found.items() if value is not None}

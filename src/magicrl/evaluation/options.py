@@ -28,6 +28,7 @@ Counts = str | Sequence[int]
 Pairs = Mapping[str, Any] | Sequence[str]
 """Names and values, or texts ``NAME=VALUE``."""
 FILTERS: Mapping[str, Callable[[Any, Problem], bool] | None] = {
+    # a problem's prompt is without template and earlier turns here
     "levels": lambda levels, problem: problem.level in levels,
     "limit": None,
     "limit_seed": None,

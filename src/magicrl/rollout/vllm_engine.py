@@ -64,6 +64,7 @@ _KNOWN = {
     r"less than requested memory for kv": "the machine has not that much memory free: lower cache_mb, or end other "
     "processes",
     r"greater than or equal to max_num_seqs": "lower max_rows",
+    r"smaller than max_model_len": "lower max_context, or raise engine_args.max_num_batched_tokens",
     r"kv.?cache|cache blocks|available memory|free memory|gpu_memory_utilization": "the key/value cache does not fit: "
     "raise cache_mb (gpu_share on a GPU) if there is memory, else lower max_context or max_rows",
     r"out of memory|cannot allocate|can't allocate|not enough memory": "memory is exhausted: lower cache_mb (gpu_share "

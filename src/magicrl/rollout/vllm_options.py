@@ -104,6 +104,8 @@ def engine_options(
         ),
         **({} if lora is None else adapter_options(lora)),
     }
+    # None is vLLM's default of each, which `engine_args` may replace.
+    own = {name: value for name, value in own.items() if value is not None}
     if twice := sorted(own.keys() & vllm.engine_args.keys()):
         raise ValueError(f"rollout.vllm.engine_args.{twice[0]}: magicrl sets this argument of vLLM itself; remove it")
     return own | vllm.engine_args

@@ -34,8 +34,8 @@ def step_metrics(
         groups: Whole buffer, before rejection.
         rejection: Rejection of ``groups``.
         updates: Metrics of each update.
-        kept: Groups that the updates learn from: those not rejected, or with ``reject_zero_advantage`` off all that have
-            a verdict.
+        kept: Groups that the updates learn from: those not rejected, or with ``reject_zero_advantage`` off all that
+            have a verdict.
         refilled: Number of groups sampled to replace rejected ones.
         max_tokens: T.
         control: Metrics of the entropy control before the updates.

@@ -532,9 +532,10 @@ def with_needed_reference(config: TrainConfig) -> TrainConfig:
 def _check_packages(config: TrainConfig) -> None:
     """Check the optional packages that the recipe needs, except trackers."""
     check_peft("model", config.model)
-    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise vllm_missing(ImportError(name="vllm"))
-    check_engine_args(config.rollout.vllm)
+    if config.rollout.engine == "vllm":
+        if importlib.util.find_spec("vllm") is None:
+            raise vllm_missing(ImportError(name="vllm"))
+        check_engine_args(config.rollout.vllm)
 
 
 def check_peft(section: str, model: ModelConfig) -> None:

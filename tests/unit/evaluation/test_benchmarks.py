@@ -179,6 +179,12 @@ def test_levels_are_numbers() -> None:
         arguments(levels="1-3")
 
 
+@pytest.mark.parametrize(("given", "message"), [({"limit": 0}, "--limit must be at least 1, got 0")])
+def test_bounds_of_filters(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        arguments(**given)
+
+
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     file = write_lines(tmp_path / "amc.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(40)])
     assert load_benchmark(parse_asked(f"amc23={file}"), arguments()).whole

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from magicrl.config.rollout_schema import VllmConfig
 from magicrl.rollout.engine_settings import EngineSettings
-from magicrl.rollout.vllm_engine import WRITTEN_FOR, check_version
+from magicrl.rollout.vllm_engine import WRITTEN_FOR, check_version, engine_trouble
 from magicrl.rollout.vllm_options import engine_options, executor
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -142,6 +143,18 @@ def test_a_replica_s_workers_are_never_ray_s() -> None:
         assert executor(gpus) == expected
         options = engine_options("folder", EngineSettings(model="x", gpus=gpus), **REPLICA)
         assert options["distributed_executor_backend"] == expected
+
+
+def test_an_argument_that_magicrl_leaves_to_vllm_can_be_given() -> None:
+    given = EngineSettings(model="x", vllm=VllmConfig(engine_args={"kv_cache_memory_bytes": 64}))
+    assert engine_options("folder", given, valid_vocab=40, on_gpu=True)["kv_cache_memory_bytes"] == 64
+    with pytest.raises(ValueError, match="magicrl sets this argument"):
+        engine_options("folder", given, **REPLICA)
+
+
+def test_a_bound_that_vllm_checks_has_its_remedy() -> None:
+    error = ValueError("max_num_batched_tokens (64) is smaller than max_model_len (128).")
+    assert "raise engine_args.max_num_batched_tokens" in str(engine_trouble("vLLM", error))
 
 
 def test_a_short_limit_makes_llama_4_no_other_model(tmp_path: Path) -> None:

@@ -187,6 +187,8 @@ def test_a_missing_extra_is_named(recipe: Path, tmp_path: Path, monkeypatch: pyt
         check(recipe, tmp_path / "run", "model.lora.rank=4")
     with pytest.raises(ValueError, match="needs vLLM"):
         check(recipe, tmp_path / "run", "rollout.engine=vllm", "entropy.estimator=sampled")
+    # another engine does not read settings of vLLM
+    check(recipe, tmp_path / "run", "rollout.vllm.engine_args={no_such_argument=1}")
 
 
 def test_a_reference_without_the_first_adapters_is_named(
