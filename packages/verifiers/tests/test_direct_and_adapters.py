@@ -52,6 +52,29 @@ def test_a_trl_reward_reads_columns_and_leaves_out_what_is_not_judged() -> None:
         reward(completions=["7"], answer=["7"])
     code = reward_function("code", workers=1)
     assert code(completions=[f"```python\n{PROGRAM}\n```"] * 2, answer=[TESTS, json.dumps(TESTS)]) == [1.0, 1.0]
+    assert code(completions=["```python\ndef f(x): return x\n```"], answer=[["assert f(1) == 1"]]) == [1.0]
+
+
+def test_rows_of_another_trl_reward_are_none_and_parts_of_a_message_are_its_text() -> None:
+    reward = reward_function("maths", workers=1)
+    others = [None, float("nan"), []]
+    assert reward(completions=[r"\boxed{null}"] * 4, answer=[*others, "5"]) == [None, None, None, 0.0]
+    parts = [{"role": "assistant", "content": [{"type": "text", "text": r"\boxed{\frac{1}"}, {"text": "{2}}"}]}]
+    assert reward(completions=[parts, [{"role": "assistant", "content": None}]], answer=["0.5", "1"]) == [1.0, 0.0]
+    with pytest.raises(TypeError, match="must be text or a list of parts, got 5"):
+        reward(completions=[[{"role": "assistant", "content": 5}]], answer=["5"])
+
+
+def test_a_reward_of_ones_own_gets_prompt_and_columns_from_trl(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def score(problem, response):\n"
+        "    return (problem.prompt == 'why?') * (len(problem.context) + problem.extra['level'])\n"
+    )
+    reward = reward_function(f"{file}:score", workers=1)
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "why?"}]
+    given: dict[str, Any] = {"completions": ["a", "b", "c"], "prompts": ["why?", chat, "how?"], "level": [1, 2, 3]}
+    assert reward(**given) == reward(**given, answer=["5", None, "5"]) == [1.0, 3.0, 0.0]
 
 
 def test_a_verl_score_tells_tests_from_answers() -> None:
@@ -62,6 +85,12 @@ def test_a_verl_score_tells_tests_from_answers() -> None:
     assert compute_score("any", f"```python\n{PROGRAM}\n```", json.dumps(TESTS), num_turns=1) == right
     assert compute_score("any", "```python\nprint(6)\n```", TESTS)["score"] == 0.0
     assert compute_score("any", r"\boxed{5}", r"\frac{")["judged"] == 0.0
+    doubled: dict[str, Any] = {"data_source": "any", "solution_str": "```python\ndef f(x): return 2 * x\n```"}
+    cases = ["assert f(1) == 2"]
+    for truth in (cases, json.dumps(cases), cases[0], repr({"fn_name": "f", "inputs": [[1]], "outputs": [2]})):
+        assert compute_score(**doubled, ground_truth=truth) == right
+    with pytest.raises(ValueError, match="begins like tests, and is neither JSON nor Python"):
+        compute_score("any", "3", '{"inputs": ["1"], "outputs": [')
     with pytest.raises(ValueError, match="no tests"):
         compute_score("any", "3", "3", verifier="code")
     with pytest.raises(ValueError, match="maths or code, got 'exact'"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ from magicrl.records import Verdict
 from magicrl_verifiers.batch import usable_cores, verify_file, verify_rows
 from magicrl_verifiers.cli import app as package_app
 from magicrl_verifiers.cli import counted
+from magicrl_verifiers.code.suite import text_of_tests
 from magicrl_verifiers.records import Extract, JudgeOptions, Reasoning, renamed_argument
 
 Reference = str | Sequence[str] | Mapping[str, Any]
@@ -101,7 +101,7 @@ def verify(
         if row.get("reference") is None:
             row.pop("reference", None)
         elif isinstance(row["reference"], Mapping):
-            row["reference"] = json.dumps(row["reference"])
+            row["reference"] = text_of_tests(row["reference"])
     verdicts = verify_rows(
         rows,
         verifier=reward_reference(reward),

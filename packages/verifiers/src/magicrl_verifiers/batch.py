@@ -22,7 +22,16 @@ from magicrl_verifiers.code import remote, values
 from magicrl_verifiers.code.checkers import same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodePool, CodeVerdict
 from magicrl_verifiers.code.sandbox import Limits, SandboxError, SandboxLost
-from magicrl_verifiers.code.suite import BESIDE, AssertCase, StdinCase, Suite, check_names, parse_suite, tests_object
+from magicrl_verifiers.code.suite import (
+    BESIDE,
+    AssertCase,
+    StdinCase,
+    Suite,
+    check_names,
+    parse_suite,
+    tests_object,
+    text_of_tests,
+)
 from magicrl_verifiers.judge_settings import JudgeSettings
 from magicrl_verifiers.records import (
     Extract,
@@ -381,7 +390,8 @@ def _submit_code(pool: CodePool, row: dict[str, Any], name: Any) -> Ticket:
     check_names(row, BESIDE)
     tests = tests_object(row["tests"])
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
-    references = (json.dumps({**beside, **tests}),)
+    given_tests = {field: value for field, value in tests.items() if value is not None}
+    references = (json.dumps({**beside, **given_tests}),)
     problem = Problem(id=str(name), prompt="", references=references, verifier="code", source="file")
     return pool.submit(problem, [text], bare=given[0] == "program")
 
@@ -617,13 +627,14 @@ def verify_code(
         memory_limit_mb: MiB of one test.
 
     Raises:
+        SuiteError: an argument of a function is a tuple, or has keys that are no texts, which JSON would change.
         WorkerRefusal: this machine cannot isolate programs; says why.
 
     Example:
         >>> verify_code({"inputs": ["3"], "outputs": ["6"]}, "print(2 * int(input()))").correct
         True
     """
-    problem = Problem(id="direct", prompt="", references=(json.dumps(tests),), verifier="code", source="direct")
+    problem = Problem(id="direct", prompt="", references=(text_of_tests(tests),), verifier="code", source="direct")
     pool = _code_pool(reasoning, time_limit, memory_limit_mb)
     (verdict,) = pool.result(pool.submit(problem, [program], bare=not response))
     assert isinstance(verdict, CodeVerdict)

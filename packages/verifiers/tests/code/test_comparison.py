@@ -15,10 +15,10 @@ from builders import write_lines
 from magicrl_verifiers.batch import admission_file, disagreements, disagreements_file, examine_checker
 from magicrl_verifiers.cli import checkers, find_disagreements
 from magicrl_verifiers.code import checkers as tools
-from magicrl_verifiers.code.checkers import same_lines, same_result, same_text
+from magicrl_verifiers.code.checkers import accepts_text, same_lines, same_result, same_text
 from magicrl_verifiers.code.judge import CodeJudge, program_in
 from magicrl_verifiers.code.sandbox import SandboxError, SandboxLost
-from magicrl_verifiers.code.suite import SuiteError, parse_suite
+from magicrl_verifiers.code.suite import SuiteError, parse_suite, text_of_tests
 
 
 @pytest.mark.parametrize(
@@ -155,6 +155,19 @@ def test_checkers(judge: CodeJudge, checker: str, expected: str, right: str, wro
     accepted, rejected = (judge.judge_program(program(body), suite) for body in (right, wrong))
     assert accepted.status == "passed", accepted.reason
     assert rejected.status == "wrong_answer", rejected.reason
+
+
+@pytest.mark.parametrize("checker", ["unordered", "permutation", "set"])
+def test_items_in_any_order_have_the_tolerance(checker: str) -> None:
+    assert accepts_text(checker, b"0.501 x\n10", b"10.0\n0.5 x", 0.01)
+    assert not accepts_text(checker, b"0.501 x\n10", b"10.0\n0.6 x", 0.01)
+    assert not accepts_text(checker, b"0.501 x\n10", b"10\n0.5 x", None)
+
+
+@pytest.mark.parametrize("argument", [(1, 2), [(1, 2)], {1: "a"}, {"x": {2: 3}}])
+def test_an_argument_that_json_would_change_is_refused(argument: Any) -> None:
+    with pytest.raises(SuiteError, match="field 'inputs', test 1: JSON would change the argument"):
+        text_of_tests({"fn_name": "f", "inputs": [[0], (argument,)], "outputs": [1, 1]})
 
 
 @pytest.mark.parametrize(

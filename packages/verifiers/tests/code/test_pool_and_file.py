@@ -130,11 +130,12 @@ def test_closing_ends_a_waiting_result() -> None:
 def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
     judge_of("auto").close()
     tests = {"inputs": ["1", "2"], "outputs": ["1", "2"]}
+    one = {"inputs": [""], "outputs": ["1"]}
     rows: list[dict[str, Any]] = [
         {"id": "a", "program": "print(input())", "tests": tests},
         {"response": "<think>no</think>\n" + ECHO, "tests": json.dumps(tests)},
         {"id": "c", "program": "print(1)", "tests": tests},
-        {"id": "d", "program": "print(1.00001)", "tests": {"inputs": [""], "outputs": ["1"]}, "float_tolerance": 0.1},
+        {"id": "d", "program": "print(1.00001)", "tests": one, "float_tolerance": 0.1},
         {"id": "e", "program": "print(1)", "tests": {"inputs": [], "outputs": []}},
         {"id": "f", "program": "def f(x): return x", "tests": {"assert_case": ["assert f(1) == 1"]}},
         # a setting inside the tests takes precedence over one next to them
@@ -142,8 +143,10 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
             "id": "g",
             "program": "print(1.01)",
             "float_tolerance": 0.1,
-            "tests": {"inputs": [""], "outputs": ["1"], "float_tolerance": 0.0},
+            "tests": {**one, "float_tolerance": 0.0},
         },
+        # data frames fill what a row does not have
+        {"id": "h", "program": "print(1.01)", "float_tolerance": 0.1, "tests": {**one, "float_tolerance": None}},
     ]
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_lines(source, rows)
@@ -151,7 +154,7 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
     summary = verify_code_file(source, output, options=options)
     found = [json.loads(line) for line in output.read_text().splitlines()]
     keys = ["id", "correct", "status", "passed", "total", "seconds"]
-    assert [list(row) for row in found] == [keys] * 7
+    assert [list(row) for row in found] == [keys] * 8
     assert [[row[key] for key in keys[:5]] for row in found] == [
         ["a", True, "passed", 2, 2],
         [2, True, "passed", 2, 2],
@@ -160,8 +163,9 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         ["e", None, "infrastructure_error", 0, 0],
         ["f", True, "passed", 1, 1],
         ["g", False, "wrong_answer", 0, 1],
+        ["h", True, "passed", 1, 1],
     ]
-    assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (7, 4, 2, 1)
+    assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (8, 5, 2, 1)
     write_lines(source, rows[:1])
     for limit, status in ((None, "passed"), (0.001, "time_limit")):
         code(input=source, output=output, total_limit=limit, workers=1)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from magicrl_verifiers.batch import usable_cores
-from magicrl_verifiers.records import Extract, JudgeOptions, Outcome, Problem, Reasoning
+from magicrl_verifiers.code.suite import text_of_tests
+from magicrl_verifiers.records import Extract, JudgeOptions, Message, Outcome, Problem, Reasoning
 from magicrl_verifiers.service import VerifierPool
+from magicrl_verifiers.several import reward_names
+from magicrl_verifiers.table import verifier_spec
+from magicrl_verifiers.workers import Ticket
 
 
 def reward_function(
@@ -24,12 +28,14 @@ def reward_function(
     """Return a reward function for TRL's GRPO, RLOO and online trainers.
 
     A completion earns 1 if it is correct and 0 if it is wrong. One that could not be judged (an unreadable reference,
-    a lost worker) gets None, which TRL leaves out. All completions of a batch are judged in parallel.
+    a lost worker) gets None, which TRL leaves out, and so does one of a row without a reference. All completions of a
+    batch are judged in parallel.
 
     Args:
         verifier: ``maths``, ``code``, ``exact`` or a reward as ``file.py:function``.
         reference: column of the data set with the reference answer: a string, a list of them, or for ``code`` the
-            tests as JSON text or a dictionary.
+            tests as JSON text, a dictionary or a list of assertions. A reward of yours finds all columns in
+            ``problem.extra``, and may do without this one.
         reasoning: what an unfinished ``<think>`` means (`JudgeOptions`).
         extract: ``box``: only a boxed answer counts; ``lenient``: an answer without a box counts, too.
         time_limit: CPU seconds of one response (for ``code`` of one test).
@@ -43,28 +49,62 @@ def reward_function(
     pool.warm_up([verifier])
     atexit.register(pool.close)
 
-    def verified(completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        if reference not in columns:
+    spec = verifier_spec(verifier)
+
+    def verified(
+        completions: Sequence[Any], prompts: Sequence[Any] | None = None, **columns: Any
+    ) -> list[float | None]:
+        if reference not in columns and spec.needs_reference:
             raise ValueError(
                 f"the data set has no column {reference!r} with the reference answers; name it: reference="
             )
-        given: Sequence[Any] = columns[reference]
-        tickets = [
-            # of a conversation the last message
-            pool.submit(
-                _problem(verifier, one),
-                [completion if isinstance(completion, str) else str(completion[-1]["content"])],
-            )
-            for one, completion in zip(given, completions, strict=True)
-        ]
-        verdicts = [pool.result(ticket)[0] for ticket in tickets]
-        return [None if verdict.outcome is Outcome.NOT_JUDGED else verdict.reward for verdict in verdicts]
+        rows = {name: values for name, values in columns.items() if _is_list(values, len(completions))}
+        tickets: list[Ticket | None] = []
+        for place, completion in enumerate(completions):
+            row = {name: values[place] for name, values in rows.items()}
+            problem = _problem(verifier, "" if prompts is None else prompts[place], row.get(reference), row)
+            # None is TRL's mark of a row that is another function's
+            judged = problem.references or not spec.needs_reference
+            tickets.append(pool.submit(problem, [_messages(completion)[-1].content]) if judged else None)
+        verdicts = [None if ticket is None else pool.result(ticket)[0] for ticket in tickets]
+        return [None if one is None or one.outcome is Outcome.NOT_JUDGED else one.reward for one in verdicts]
 
     verified.__name__ = f"{verifier.rpartition(':')[2]}_reward"  # TRL names the metric by it
     return verified
 
 
-def _problem(verifier: str, given: Any) -> Problem:
-    many = isinstance(given, Sequence) and not isinstance(given, str)
-    references = [one if isinstance(one, str) else json.dumps(one) for one in (given if many else [given])]
-    return Problem(id="trl", prompt="", references=tuple(references), verifier=verifier, source="trl")
+def _is_list(values: Any, count: int) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
+
+
+def _messages(given: Any) -> tuple[Message, ...]:
+    """Return the messages of a prompt or a completion, which TRL gives as text or as a conversation."""
+    if isinstance(given, str):
+        return (Message("user", given),)
+    return tuple(Message(message["role"], _text(message["content"])) for message in given)
+
+
+def _text(content: Any) -> str:
+    if isinstance(content, list | tuple):  # parts, of which images have no text
+        content = "".join(part.get("text") or "" for part in content)
+    if not isinstance(content, str | None):
+        raise TypeError(f"the content of a message must be text or a list of parts, got {content!r:.60}")
+    return content or ""
+
+
+def _problem(verifier: str, prompt: Any, given: Any, row: Mapping[str, Any]) -> Problem:
+    """Return the problem of a row; without references if its reference is missing: None, NaN or empty."""
+    if reward_names(verifier)[0] == "code" and isinstance(given, list | Mapping):
+        given = text_of_tests(given)
+    many = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    references = [one if isinstance(one, str) else json.dumps(one) for one in many if one is not None and one == one]
+    *context, last = _messages(prompt)
+    return Problem(
+        id="trl",
+        prompt=last.content,
+        context=tuple(context),
+        references=tuple(references),
+        verifier=verifier,
+        source="trl",
+        extra=row,
+    )

@@ -8,12 +8,17 @@ In verl's configuration::
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from magicrl_verifiers.batch import verify_code, verify_maths
 from magicrl_verifiers.records import Extract, Outcome, Reasoning
+
+_LIKE_TESTS = re.compile(r"""\s*(?:\{\s*["']\w+["']\s*:|\[\s*["']\s*assert )""")
 
 
 def compute_score(
@@ -35,7 +40,8 @@ def compute_score(
     Args:
         data_source: verl's name of the data set; not read.
         solution_str: the response.
-        ground_truth: the reference answer, or the tests of a program as a dictionary or JSON text of one.
+        ground_truth: the reference answer, or the tests of a program: a dictionary, a list of assertions, or its text
+            in JSON or Python.
         extra_info: further fields of the row; not read.
         verifier: ``maths`` or ``code``; default: ``code`` where ``ground_truth`` holds tests, else ``maths``. Set it,
             and the arguments below, by ``reward.custom_reward_function.reward_kwargs``.
@@ -44,7 +50,7 @@ def compute_score(
         time_limit: CPU seconds of one response (for code of one test).
 
     Raises:
-        ValueError: an unknown verifier, or code without tests.
+        ValueError: an unknown verifier, code without tests, or tests that cannot be read.
     """
     if verifier not in (None, "maths", "code"):
         raise ValueError(f"verifier must be maths or code, got {verifier!r}")
@@ -61,11 +67,22 @@ def compute_score(
     return {"score": verdict.reward, "acc": float(verdict.correct), "judged": float(judged)}
 
 
-def _tests(ground_truth: Any) -> dict[str, Any] | None:
-    """Return the tests of a program; None where the text is an answer."""
-    if isinstance(ground_truth, str) and ground_truth.lstrip().startswith("{"):
-        try:
-            ground_truth = json.loads(ground_truth)
-        except ValueError:
-            return None  # a set in LaTeX, perhaps
-    return dict(ground_truth) if isinstance(ground_truth, Mapping) else None
+def _tests(ground_truth: Any) -> Mapping[str, Any] | None:
+    """Return the tests of a program; None where it is an answer.
+
+    Raises:
+        ValueError: it begins like tests and is none.
+    """
+    found = ground_truth
+    if isinstance(found, str) and _LIKE_TESTS.match(found):
+        for read in (json.loads, ast.literal_eval):  # parquet files have Python's repr, too
+            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+                found = read(ground_truth)
+                break
+        else:
+            raise ValueError(f"ground_truth begins like tests, and is neither JSON nor Python: {found!r:.60}")
+    if isinstance(found, str) and found.lstrip().startswith("assert "):
+        found = [found]
+    if isinstance(found, list | tuple) and found and all(str(one).lstrip().startswith("assert ") for one in found):
+        return {"assert_case": list(found)}
+    return found if isinstance(found, Mapping) else None

@@ -289,7 +289,34 @@ def _same_lines_in_any_order(output: bytes, answer: bytes, tolerance: float | No
     ours, theirs = (
         [b" ".join(line.split()) for line in text.split(b"\n") if line.strip()] for text in (output, answer)
     )
-    return collections.Counter(ours) == collections.Counter(theirs)
+    return _in_any_order(ours, theirs, tolerance)
+
+
+def _in_any_order(ours: list[bytes], theirs: list[bytes], tolerance: float | None) -> bool:
+    if tolerance is None:
+        return collections.Counter(ours) == collections.Counter(theirs)
+    # sorted by value, so that numbers within the tolerance meet without trying all pairs
+    pairs = zip(sorted(ours, key=_by_value), sorted(theirs, key=_by_value), strict=False)
+    return len(ours) == len(theirs) and all(same_text(one, other, tolerance) for one, other in pairs)
+
+
+def _same_set(output: bytes, answer: bytes, tolerance: float | None) -> bool:
+    ours, theirs = (
+        list({token if tolerance is None else _by_value(token): token for token in text.split()}.values())
+        for text in (output, answer)
+    )
+    return _in_any_order(ours, theirs, tolerance)
+
+
+def _by_value(line: bytes) -> tuple[tuple[bool, float, bytes], ...]:
+    """Return an order of lines of tokens in which equal numbers meet, however they are written."""
+    found: list[tuple[bool, float, bytes]] = []
+    for token in line.split():
+        try:
+            found.append((False, float(token), b""))
+        except ValueError:
+            found.append((True, 0.0, token))
+    return tuple(found)
 
 
 # The built-in checkers of a program's output, each a function of (output, answer, tolerance).
@@ -310,9 +337,9 @@ _TEXT: dict[str, Callable[[bytes, bytes, float | None], bool]] = {
     "unordered": _same_lines_in_any_order,
     "unordered_lines": _same_lines_in_any_order,
     # the same tokens (of a function: the same items) in any order
-    "permutation": lambda output, answer, tolerance: sorted(output.split()) == sorted(answer.split()),
+    "permutation": lambda output, answer, tolerance: _in_any_order(output.split(), answer.split(), tolerance),
     # the same distinct tokens or items
-    "set": lambda output, answer, tolerance: set(output.split()) == set(answer.split()),
+    "set": _same_set,
 }
 
 

@@ -388,6 +388,36 @@ def tests_object(tests: Any) -> Mapping[str, Any]:
     return tests
 
 
+def text_of_tests(tests: Mapping[str, Any] | Sequence[str]) -> str:
+    """Return tests as the JSON text that a reference holds.
+
+    Raises:
+        SuiteError: JSON would change an argument of a function.
+        TypeError: JSON cannot hold a value.
+    """
+    for field in ("inputs", "inputs_kw") if isinstance(tests, Mapping) else ():
+        for place, given in enumerate(tests.get(field) or ()):
+            arguments = given.values() if isinstance(given, Mapping) else given if _is_list(given) else (given,)
+            for argument in arguments:
+                if not _is_json(argument):
+                    raise SuiteError(
+                        f"field {field!r}, test {place}: JSON would change the argument {argument!r:.60} (tuples "
+                        "become lists, keys texts); write assert_case = ['assert f((1, 2)) == 3', ...] instead"
+                    )
+    return json.dumps(tests)
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list | tuple)
+
+
+def _is_json(value: Any) -> bool:
+    """Return whether JSON keeps a value: it has no tuples, and no keys but texts."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+    return all(map(_is_json, value)) if isinstance(value, list) else not isinstance(value, tuple)
+
+
 def _cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
     if "assert_case" in tests:
         given = tests["assert_case"]
