@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from magicrl_verifiers import verify_code, verify_maths
@@ -31,6 +32,36 @@ def test_one_answer_or_program_is_judged() -> None:
     assert verify_code(TESTS, f"So:\n```python\n{PROGRAM}\n```", response=True).correct
     assert verify_code(TESTS, PROGRAM, response=True).status == "no_code"
     assert verify_code(TESTS, "while True: pass", time_limit=0.3).status == "time_limit"
+
+
+def test_limits_of_calls_need_no_processes_of_their_own() -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    assert verify_code(TESTS, "while True: pass", time_limit=0.2).status == "time_limit"
+    assert verify_code(TESTS, "while True: pass", time_limit=0.3).status == "time_limit"
+    assert verify_code(TESTS, "x = bytearray(200 << 20)", memory_limit_mb=64).status == "memory_limit"
+    more = {child.pid for child in psutil.Process().children(recursive=True)} - before
+    assert len(more) <= 3  # a worker and its fork servers
+
+
+FORKED = """
+import os, sys
+from magicrl_verifiers import verify_code, verify_maths
+
+def right():
+    return verify_maths("5", "5").correct and verify_code({"inputs": [""], "outputs": ["5"]}, "print(5)").correct
+
+assert right()
+child = os.fork()
+if child == 0:
+    sys.exit(0 if right() else 3)  # runs what is registered for the end of the process
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert right()
+"""
+
+
+def test_a_forked_process_has_workers_of_its_own_and_leaves_those_of_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], check=False, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,10 @@ def test_a_function_that_exits_judges_nothing(exit_: Callable[[int], Any]) -> No
         (lambda text: 1.0, r"cannot be called with \(problem, response\).*completions, \*\*kwargs"),
         ([], "an empty list of rewards"),
         ([1.0], "reward 0 of the list is no function but float"),
+        (
+            [rewards.reward(isolated=True, right_from=0.5)(lambda *_: 1.0)],
+            "isolated, right_from have no effect in a list",
+        ),
     ],
 )
 def test_what_cannot_be_called_is_refused_at_once(function: Any, message: str) -> None:

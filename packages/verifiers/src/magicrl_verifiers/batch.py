@@ -559,9 +559,8 @@ def _maths_pool(reasoning: Reasoning, extract: Extract, time_limit: float) -> Ve
 
 
 @functools.cache
-def _code_pool(reasoning: Reasoning, time_limit: float, memory_limit_mb: int) -> CodePool:
-    limits = Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb)
-    pool = CodePool(CodeOptions(limits=limits, judge=JudgeOptions(reasoning=reasoning)))
+def _code_pool(reasoning: Reasoning) -> CodePool:
+    pool = CodePool(CodeOptions(judge=JudgeOptions(reasoning=reasoning)))
     atexit.register(pool.close)
     return pool
 
@@ -634,8 +633,13 @@ def verify_code(
         >>> verify_code({"inputs": ["3"], "outputs": ["6"]}, "print(2 * int(input()))").correct
         True
     """
+    limits = Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb)
+    # with the tests, and not as the pool's: each pool keeps processes
+    tests = {"time_limit": limits.cpu_seconds, "memory_limit_mb": limits.memory_mb} | {
+        field: value for field, value in tests.items() if value is not None
+    }
     problem = Problem(id="direct", prompt="", references=(text_of_tests(tests),), verifier="code", source="direct")
-    pool = _code_pool(reasoning, time_limit, memory_limit_mb)
+    pool = _code_pool(reasoning)
     (verdict,) = pool.result(pool.submit(problem, [program], bare=not response))
     assert isinstance(verdict, CodeVerdict)
     return verdict

@@ -16,6 +16,7 @@ import inspect
 import json
 import logging
 import math
+import os
 import sys
 import threading
 import time
@@ -427,6 +428,17 @@ class SummedRewards:
                 raise ValueError(f"reward {place} of the list is no function but {type(one).__name__}")
             if inspect.iscoroutinefunction(one):
                 raise ValueError(f"reward {names[place]}: a list of rewards takes no async functions")
+            own = [
+                field.name
+                for field in dataclasses.fields(reward)
+                if field.name not in ("batched", "concurrency")
+                and getattr(one, field.name, field.default) != field.default
+            ]
+            if own:
+                raise ValueError(
+                    f"reward {names[place]}: {', '.join(own)} have no effect in a list of rewards. Leave them out, or "
+                    f"name the functions as 'FILE.py:{names[0]} + FILE.py:...', whose weighted mean is the reward"
+                )
         self._names = [name if names.count(name) == 1 else f"{name}_{place}" for place, name in enumerate(names)]
         self.__name__ = "+".join(self._names)
 
@@ -485,6 +497,9 @@ def event_loop() -> asyncio.AbstractEventLoop:
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
     return loop
+
+
+os.register_at_fork(after_in_child=event_loop.cache_clear)  # a forked process has the loop without its thread
 
 
 def own_code_plan(handler: str, reference: str, seconds: float, memory_limit_mb: int) -> WorkerPlan:

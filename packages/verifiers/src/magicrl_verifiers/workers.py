@@ -134,12 +134,18 @@ class WorkerProcess:
     def usable(self) -> bool:
         return not self._retired and self._child.poll() is None
 
-    def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | Exhausted | Lost:
-        """Send one request and wait for its reply, whose content is not validated; without one the worker is gone."""
+    def ask(self, request: Mapping[str, Any], stall_limit: float = 0.0) -> dict[str, Any] | Exhausted | Lost:
+        """Send one request and wait for its reply, whose content is not validated; without one the worker is gone.
+
+        Args:
+            request: The request.
+            stall_limit: Seconds of the plan's ``stall_limit`` if this request needs more.
+        """
         phase = ""
-        end = time.monotonic() + self._stall_limit
+        stall_limit = max(stall_limit, self._stall_limit)
+        end = time.monotonic() + stall_limit
         try:
-            self._send(request, self._stall_limit)
+            self._send(request, stall_limit)
             # the worker is warm and has used CPU time before: what counts begins here
             start = self._cpu_seconds()
             while True:
@@ -149,7 +155,7 @@ class WorkerProcess:
                     return Exhausted("timeout", phase)
                 if time.monotonic() > end:
                     self.kill()
-                    return Lost(f"worker did not run for {self._stall_limit:.0f} s of wall-clock time", stalled=True)
+                    return Lost(f"worker did not run for {stall_limit:.0f} s of wall-clock time", stalled=True)
                 # one thread: its CPU time cannot reach the limit sooner than this
                 message = self._receive(max(_MIN_WAIT_SECONDS, min(left, end - time.monotonic())))
                 if message is None:
@@ -466,6 +472,10 @@ class WorkerProtocol(ABC):
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
         """Return the verdict on an item that used up its worker."""
 
+    def stall_limit(self, item: Item) -> float:
+        """Return the wall-clock seconds after which the worker of this item was stopped, if more than the plan's."""
+        return 0.0
+
     def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
         """Return the verdict on an item whose worker ended through no fault of the item's."""
         return make_verdict("worker_lost", reason=reason, seconds=seconds)
@@ -533,7 +543,7 @@ class WorkerThread:
         # by identity: no comparison of long texts for every item
         request = self._protocol.request(item, repeat=worker.last_problem is item.problem)
         start = time.perf_counter()
-        outcome = worker.ask({"item": item.number, **request})
+        outcome = worker.ask({"item": item.number, **request}, self._protocol.stall_limit(item))
         seconds = time.perf_counter() - start
         if isinstance(outcome, Exhausted):
             return self._protocol.exhausted(item, outcome, seconds)
@@ -573,11 +583,16 @@ class WorkerPool(JudgingPool):
     def __init__(self, protocol: WorkerProtocol, workers: int) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._protocol, self._workers = protocol, workers
         self._numbers = itertools.count()
+        self._renew()
+
+    def _renew(self) -> None:
+        self._process = os.getpid()
+        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._threads = [WorkerThread(self._items, protocol, self._closing) for _ in range(workers)]
+        self._threads = [WorkerThread(self._items, self._protocol, self._closing) for _ in range(self._workers)]
         self._started = False
 
     def submit(self, problem: Problem, responses: Sequence[str], *, bare: bool = False) -> Ticket:
@@ -586,6 +601,7 @@ class WorkerPool(JudgingPool):
         Raises:
             RuntimeError: the pool is closed.
         """
+        self._after_fork()
         with self._lock:
             self._start()
             # under the lock, so that none comes after the sentinels that `close` puts: its ticket would wait for ever
@@ -600,6 +616,7 @@ class WorkerPool(JudgingPool):
         Raises:
             WorkerStartError: a worker could not be started (with what it wrote on standard error).
         """
+        self._after_fork()
         with self._lock:
             self._start()
         return [thread.greeting.result() for thread in self._threads]
@@ -612,6 +629,7 @@ class WorkerPool(JudgingPool):
 
     def close(self) -> None:
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
+        self._after_fork()
         with self._lock:
             self._closing.set()
             started, self._started = self._started, False
@@ -624,6 +642,11 @@ class WorkerPool(JudgingPool):
             self._items.put(None)
         for thread in self._threads:
             thread.thread.join()
+
+    def _after_fork(self) -> None:
+        """Forget what the parent of a forked process has: its threads are not here, and its workers serve it."""
+        if self._process != os.getpid():
+            self._renew()
 
     def _start(self) -> None:
         if self._closing.is_set():

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import sys
 import textwrap
+import time
 from typing import Any
 
 import pytest
 
-from magicrl_verifiers.code.judge import CodeJudge
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeProtocol
 from magicrl_verifiers.code.sandbox import Limits, Observation, failure
 from magicrl_verifiers.code.suite import AssertCase, CallCase, parse_suite
+from magicrl_verifiers.records import Problem
+from magicrl_verifiers.workers import Item
 
 from .conftest import judge_of
 
@@ -148,6 +151,30 @@ def test_all_tests_together_have_a_time_and_slow_progress_is_not_idleness() -> N
         assert status(judge, burning, {"inputs": [""] * 3, "outputs": [""] * 3}) == "passed"
         assert status(judge, burning, {"inputs": [""] * 6, "outputs": [""] * 6}) == "time_limit"
         assert status(judge, slow, {"inputs": [""], "outputs": [""]}) == "passed"
+
+
+def test_waiting_counts_by_the_clock_against_the_time_of_all_tests() -> None:
+    limits = Limits(cpu_seconds=0.2, memory_mb=512, idle_seconds=0.3)
+    tests = parse_suite({"inputs": ["1"] * 3 + ["0"] * 60, "outputs": ["1"] * 63})
+    program = "import time\nif input() == '0': time.sleep(1e6)\nprint(1)"
+    start = time.monotonic()
+    with judge_of("auto", limits=limits, stop_at_failure=False) as judge:
+        verdict = judge.judge_program(program, tests)
+    assert (verdict.status, verdict.passed, verdict.reason) == (
+        "time_limit",
+        3,
+        "test 4: it waited for what never came",
+    )
+    assert verdict.seconds < 2
+    assert time.monotonic() - start < 20  # 30 for all of them
+
+
+def test_a_problem_with_a_long_limit_has_its_worker_for_longer() -> None:
+    protocol = CodeProtocol(CodeOptions())
+    texts = ['{"time_limit": 1000.5, "inputs": []}', r'{"inputs": ["\"time_limit\": 1000"]}']
+    problems = [Problem(id="p", prompt="", references=(text,), verifier="code", source="test") for text in texts]
+    limits = [protocol.stall_limit(Item(0, problem, "", bare=True)) for problem in problems]
+    assert limits == [120 + 144 * 1000.5, 0.0]
 
 
 def test_a_program_that_ends_after_its_limit_has_failed() -> None:

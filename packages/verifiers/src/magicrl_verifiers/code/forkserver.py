@@ -493,7 +493,7 @@ class _ForkServer:
             runs.append(report)
             left -= report["cpu"]
             room -= sum(os.fstat(fd).st_size for fd, _ in own)
-            if left <= 0 or room <= 0 or (request["stop"] and report["status"] != 0):
+            if left <= 0 or room <= 0 or report["killed"] == "idle" or (request["stop"] and report["status"] != 0):
                 return
 
     def _run(self, request: dict[str, Any], places: Sequence[tuple[int, int]], cpu: float) -> dict[str, Any]:

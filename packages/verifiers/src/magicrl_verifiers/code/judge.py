@@ -32,6 +32,7 @@ from magicrl_verifiers.code.sandbox import (
     SandboxRefusal,
     check_lost,
     failure,
+    waiting_limits,
 )
 from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
@@ -292,6 +293,7 @@ class _Trial:
         total = options.total_seconds
         self._total = 12 * self._limits.cpu_seconds if total is None else total
         self._left = self._total
+        self._waited = 0.0
         self._program = Program(source, prelude=suite.prelude)
         self._heavy = bool(_HEAVY.search(source) or (suite.prelude and _HEAVY.search(suite.prelude)))
         builtin = checker is None or checker.kind == "builtin"
@@ -315,7 +317,7 @@ class _Trial:
         first: tuple[str, str] | None = None
         at = 0
         while at < len(cases):
-            if self._left <= 0:
+            if self._left <= self._waited:
                 first = first or ("time_limit", f"test {at + 1}: the time for all tests together was used up")
                 break
             # one request is for one role: calls, whole programs and test code go to different children
@@ -389,8 +391,13 @@ class _Trial:
         for seen in self._sandbox.run(job, heavy=self._heavy):
             limits = self._present_limits()
             check_lost(seen, limits)
-            self._left -= seen.cpu_seconds
+            self._count(seen, limits)
             yield seen, failure(seen, limits)
+
+    def _count(self, seen: Observation, limits: Limits) -> None:
+        """Take a run off the time of all tests: its CPU time, or the clock's where it only waited."""
+        self._left -= seen.cpu_seconds
+        self._waited += limits.cpu_seconds + limits.idle_seconds if seen.killed == "idle" else 0.0
 
     def output(self, case: Case) -> bytes | None:
         """Return the bare output of one test. Raises SandboxLost if the sandbox fails."""
@@ -461,7 +468,8 @@ class _Trial:
         details = {"entry": case.entry, "wanted": case.wanted, "check": case.check}
         with contextlib.closing(Program(case.code, prelude=self._suite.prelude)) as tests:
             theirs, ours = self._sandbox.run_pair(self._program, tests, limits, details, heavy=heavy)
-        self._left -= theirs.cpu_seconds + ours.cpu_seconds
+        self._count(theirs, waiting_limits(limits))
+        self._count(ours, waiting_limits(limits))
         called, _, said = ours.result.rpartition(b"\n")
         found: dict[str, Any] = json.loads(said) if ours.exit_code == 0 and ours.killed is None and said else {}
         outcome, reason = found.get("said"), found.get("reason", "")
@@ -510,6 +518,7 @@ def _changed(after: list[Any], case: CallCase) -> Any:
 _JUDGE_CPU_SECONDS = 60.0
 _STALL_FACTOR = 12.0
 _STALL_SECONDS = 120.0
+_TIME_LIMIT = re.compile(r'(?<!\\)"time_limit": ?(\d+\.?\d*)')
 
 
 class CodeProtocol(WorkerProtocol):
@@ -519,6 +528,7 @@ class CodeProtocol(WorkerProtocol):
 
     def __init__(self, options: CodeOptions) -> None:
         seconds = options.limits.cpu_seconds
+        self._total = options.total_seconds
         self.plan = WorkerPlan(
             handler="magicrl_verifiers.code.judge:CodeHandler",
             hello=dataclasses.asdict(options),
@@ -530,6 +540,13 @@ class CodeProtocol(WorkerProtocol):
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         request: dict[str, Any] = {"text": item.text, "program": item.bare}
         return request if repeat else {**request, "tests": item.problem.references[0]}
+
+    def stall_limit(self, item: Item) -> float:
+        if self._total is not None:
+            return 0.0  # the plan's
+        # without parsing megabytes of tests for it
+        stated = _TIME_LIMIT.search(item.problem.references[0])
+        return _STALL_SECONDS + _STALL_FACTOR * 12 * float(stated[1]) if stated else 0.0
 
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> CodeVerdict:
         # the program had its time in the sandbox: it was its output that kept the judge busy

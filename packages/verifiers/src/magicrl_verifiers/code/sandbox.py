@@ -439,9 +439,7 @@ class Sandbox:
         Raises:
             SandboxLost: The sandbox failed.
         """
-        # one waits while the other works
-        patience = _PAIR_IDLE_FACTOR * (limits.cpu_seconds + limits.idle_seconds)
-        waiting = dataclasses.replace(limits, idle_seconds=patience)
+        waiting = waiting_limits(limits)
         (calls_out, calls_in), (replies_out, replies_in) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         theirs = Job(
             role="serve", program=program, limits=waiting, channels={"calls": calls_out, "replies": replies_in}
@@ -488,6 +486,11 @@ class Sandbox:
                 if isinstance(error, SandboxRefusal) or attempt == _STARTS:
                     raise
         return self._forkservers[kind]
+
+
+def waiting_limits(limits: Limits) -> Limits:
+    """Return the limits of two processes, of which one waits while the other works."""
+    return dataclasses.replace(limits, idle_seconds=_PAIR_IDLE_FACTOR * (limits.cpu_seconds + limits.idle_seconds))
 
 
 def check_lost(seen: Observation, limits: Limits) -> None:
