@@ -195,6 +195,16 @@ def test_a_reward_that_is_the_same_for_all_is_told_so(
     assert "all rewards are equal, so nothing can be learned" in " ".join(capsys.readouterr().out.split())
 
 
+def test_a_built_in_reward_reads_boxes_only_unless_told_otherwise(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    write_lines(source, [{"reference": "5", "response": "It is 5"}, {"reference": "5", "response": "<think> 5"}])
+    given: dict[str, Any] = {"input": source, "output": output, "workers": 1}
+    for settings, right in (({}, [False, False]), ({"extract": "lenient"}, [True, False]),
+                            ({"extract": "lenient", "reasoning": "none"}, [True, True])):  # fmt: skip
+        custom_reward("exact", **given, **settings)
+        assert [json.loads(line)["correct"] for line in output.read_text().splitlines()] == right
+
+
 def test_answers_of_which_none_was_judged_are_a_failure_with_reasons(tmp_path: Path) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_lines(source, [{"reference": "{", "response": "```python\nprint(1)\n```"}])

@@ -65,6 +65,8 @@ def custom_reward(
     *,
     input: Path,
     output: Path,
+    reasoning: Literal["auto", "required", "none"] = "auto",
+    extract: Literal["lenient", "box"] = "box",
     time_limit: float = 10.0,
     memory_limit_mb: int = 4096,
     workers: int | None = None,
@@ -81,6 +83,11 @@ def custom_reward(
         JSON Lines; reference answer is a text or a list of texts; further fields are the problem's extra.
     output
         JSON Lines, one verdict a line, same order.
+    reasoning
+        Of built-in ones: auto: reasoning opened and never closed is no answer; required: no `</think>`, no answer;
+        none: ignore tags.
+    extract
+        Of built-in ones: box, as a recipe's verifier.extract; lenient also takes an answer without a box.
     time_limit
         CPU seconds of one isolated call, where the reward sets none.
     memory_limit_mb
@@ -89,9 +96,11 @@ def custom_reward(
         Worker processes of an isolated reward; default: the cores this process may use.
     """
     from magicrl_verifiers.batch import verify_file
+    from magicrl_verifiers.records import JudgeOptions
 
     limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
-    return counted(partial(verify_file, verifier=name, **limits), input, output, counts=_rewarded)
+    options = JudgeOptions(reasoning=reasoning, extract=extract)
+    return counted(partial(verify_file, verifier=name, options=options, **limits), input, output, counts=_rewarded)
 
 
 @app.command
