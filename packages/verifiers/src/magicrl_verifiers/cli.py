@@ -154,7 +154,7 @@ def code(
     from magicrl_verifiers.records import JudgeOptions
 
     for name in preload or ():
-        if find_spec(name.partition(".")[0]) is None:  # the fork server ignores a missing module
+        if find_spec(name.partition(".")[0]) is None:
             raise ValueError(f"--preload {name}: there is no module of that name; install it, or correct the name")
     options = CodeOptions(
         limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb),

@@ -9,6 +9,7 @@ import contextlib
 import os
 import socket
 import struct
+import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,8 @@ import psutil
 import pytest
 
 from magicrl_verifiers.code import kernel
-from magicrl_verifiers.code.judge import CodeJudge, CodeVerdict
+from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
+from magicrl_verifiers.code.sandbox import SandboxOptions, SandboxRefusal
 from magicrl_verifiers.code.suite import parse_suite
 
 from .conftest import judge_of
@@ -88,6 +90,22 @@ def test_has_no_network(tiered: CodeJudge) -> None:
             "netlink": "socket.socket(16, 3, 0)",
         }
         assert holes(tiered, attempts) == set()
+
+
+def test_packages_of_the_system_and_of_the_user_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "dist-packages"
+    folder.mkdir()
+    (folder / "system_wide.py").write_text("value = 5")
+    (tmp_path / "elsewhere.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder), str(tmp_path)])
+    tests = parse_suite({"inputs": [""], "outputs": ["5"]})
+    with CodeJudge(CodeOptions(sandbox=SandboxOptions(tier="A", preload=("system_wide",)))) as judge:
+        assert judge.judge_program("import system_wide\nprint(system_wide.value)", tests).status == "passed"
+    with (
+        CodeJudge(CodeOptions(sandbox=SandboxOptions(tier="A", preload=("elsewhere",)))) as judge,
+        pytest.raises(SandboxRefusal, match="preload elsewhere: No module named 'elsewhere'; programs see only"),
+    ):
+        judge.judge_program("print(5)", tests)
 
 
 def test_starts_nothing_and_reaches_no_process(tiered: CodeJudge) -> None:

@@ -378,6 +378,11 @@ def serve_forks() -> None:
     for name in (*PRELOADED, *setup["preload"]):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    for name in setup["required"]:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            sys.exit(f"preload {name}: {error}; programs see only installed packages, so install it without -e")
     import site
 
     site.setquit()  # exit() and quit(), which -S leaves out

@@ -193,9 +193,15 @@ class Job:
     stop: bool = True
 
 
+def site_folders() -> list[str]:
+    """Return the folders of packages: the environment's, the user's, and the system's if this process sees it."""
+    seen = [path for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages")]
+    return list(dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *seen]))
+
+
 def readable_paths() -> list[str]:
     """Return the paths that a program may read: interpreter, libraries, shared libraries, time zones."""
-    candidates = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    candidates = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *site_folders()]
     candidates += [str(Path(sys.base_prefix) / "lib"), "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib"]
     candidates += ["/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"]
     found: list[str] = []
@@ -223,7 +229,8 @@ class ForkServer:
             "socket": theirs.fileno(),
             "parent": os.getpid(),
             "tier": options.tier,
-            "preload": [*options.preload, *extra_modules],
+            "required": list(options.preload),
+            "preload": list(extra_modules),
             "readable": readable_paths(),
             "guards_off": list(options.guards_off),
         }
@@ -334,8 +341,7 @@ def bootstrap() -> str:
     """Source of a process that has imported the fork server and as little else as can be."""
     root = Path(magicrl_verifiers.__file__).resolve().parent
     packages = [("magicrl_verifiers", str(root)), ("magicrl_verifiers.code", str(root / "code"))]
-    site = list(dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]))
-    return _BOOTSTRAP.format(packages=packages, site=site)
+    return _BOOTSTRAP.format(packages=packages, site=site_folders())
 
 
 class _Running:
