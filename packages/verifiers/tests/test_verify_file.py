@@ -199,8 +199,12 @@ def test_a_built_in_reward_reads_boxes_only_unless_told_otherwise(tmp_path: Path
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     write_lines(source, [{"reference": "5", "response": "It is 5"}, {"reference": "5", "response": "<think> 5"}])
     given: dict[str, Any] = {"input": source, "output": output, "workers": 1}
-    for settings, right in (({}, [False, False]), ({"extract": "lenient"}, [True, False]),
-                            ({"extract": "lenient", "reasoning": "none"}, [True, True])):  # fmt: skip
+    cases: list[tuple[dict[str, Any], list[bool]]] = [
+        ({}, [False, False]),
+        ({"extract": "lenient"}, [True, False]),
+        ({"extract": "lenient", "reasoning": "none"}, [True, True]),
+    ]
+    for settings, right in cases:
         custom_reward("exact", **given, **settings)
         assert [json.loads(line)["correct"] for line in output.read_text().splitlines()] == right
 
