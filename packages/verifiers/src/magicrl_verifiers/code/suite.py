@@ -395,8 +395,9 @@ def text_of_tests(tests: Mapping[str, Any] | Sequence[str]) -> str:
         SuiteError: JSON would change an argument of a function.
         TypeError: JSON cannot hold a value.
     """
-    for field in ("inputs", "inputs_kw") if isinstance(tests, Mapping) else ():
-        for place, given in enumerate(tests.get(field) or ()):
+    fields: Mapping[str, Any] = tests if isinstance(tests, Mapping) else {}
+    for field in ("inputs", "inputs_kw"):
+        for place, given in enumerate(fields.get(field) or ()):
             arguments = given.values() if isinstance(given, Mapping) else given if _is_list(given) else (given,)
             for argument in arguments:
                 if not _is_json(argument):
