@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
@@ -92,6 +93,11 @@ def test_rows_of_another_trl_reward_are_none_and_parts_of_a_message_are_its_text
     assert reward(completions=[r"\boxed{null}"] * 4, answer=[*others, "5"]) == [None, None, None, 0.0]
     parts = [{"role": "assistant", "content": [{"type": "text", "text": r"\boxed{\frac{1}"}, {"text": "{2}}"}]}]
     assert reward(completions=[parts, [{"role": "assistant", "content": None}]], answer=["0.5", "1"]) == [1.0, 0.0]
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}
+    used = [call, {"role": "tool", "content": 5}, {"role": "assistant", "content": r"\boxed{5}"}]
+    assert reward(completions=[used, [call]], prompts=[[*used[::2]], "?"], answer=np.array(["5", "5"])) == [1.0, 0.0]
+    with pytest.raises(ValueError, match="answer holds 1 answers for 2 completions"):
+        reward(completions=["5", "5"], answer=["5"])
     with pytest.raises(TypeError, match="must be text or a list of parts, got 5"):
         reward(completions=[[{"role": "assistant", "content": 5}]], answer=["5"])
 

@@ -135,7 +135,7 @@ def test_a_function_that_exits_judges_nothing(exit_: Callable[[int], Any]) -> No
         ([1.0], "reward 0 of the list is no function but float"),
         (
             [rewards.reward(isolated=True, right_from=0.5)(lambda *_: 1.0)],
-            "isolated, right_from have no effect in a list",
+            "isolated, right_from would have no effect in a list",
         ),
     ],
 )

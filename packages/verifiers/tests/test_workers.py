@@ -13,7 +13,7 @@ from builders import problem
 from magicrl.records import Outcome, Verdict
 from magicrl_verifiers.isolated import IsolatedProtocol
 from magicrl_verifiers.records import JudgeOptions
-from magicrl_verifiers.workers import Exhausted, Item, WorkerPlan, WorkerPool, WorkerProtocol
+from magicrl_verifiers.workers import Exhausted, Item, WorkerPlan, WorkerPool, WorkerProcess, WorkerProtocol
 
 SCRIPTED = '''
 import os, random, signal, time
@@ -80,6 +80,14 @@ class Verifier:
         return make_verdict("matched", reason=said, decided_by=str(os.getpid()))
 
 '''
+
+
+def test_a_worker_that_asked_to_be_replaced_is(module: Path, tmp_path: Path) -> None:
+    worker = WorkerProcess(Protocol(tmp_path / "log").plan)
+    for number, text in enumerate(("does not say that it may stay", "says that it may stay")):
+        worker.ask({"item": number, "text": text})
+        assert not worker.usable
+    worker.kill()
 
 
 class Protocol(WorkerProtocol):

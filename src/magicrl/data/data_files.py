@@ -112,6 +112,9 @@ def _read_folder(folder: Path, splits: Sequence[str], subset: str | None) -> Ite
         return
     files = _files_of(folder, subset)
     split = _chosen(splits, list(files), str(folder))
+    packed = next((path for path in files[split] if path.suffix.lower() in _COMPRESSED), None)
+    if packed is not None:
+        raise RecipeError(f"{packed}: is compressed, and would be left out; decompress it", key="path")
     index = 0
     for path in files[split]:
         for row in read_rows(path):
@@ -151,15 +154,9 @@ def _files_of(folder: Path, subset: str | None) -> dict[str, list[Path]]:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         said = str(error).strip().splitlines()[0]
         raise RecipeError(f"{folder}: {said}; name one data file in it, or options.subset", key="path") from error
-    packed = next((path for names in dict(known or {}).values() for path in map(Path, names) if _is_packed(path)), None)
-    if packed is not None:
-        raise RecipeError(f"{packed}: is compressed, and would be left out; decompress it", key="path")
     files = {str(split): [Path(name) for name in names] for split, names in dict(known or {}).items()}
-    return {split: [path for path in paths if path.suffix.lower() in _READERS] for split, paths in files.items()}
-
-
-def _is_packed(path: Path) -> bool:
-    return path.suffix.lower() not in _READERS and Path(path.stem).suffix.lower() in _READERS
+    kinds = {*_READERS, *_COMPRESSED}
+    return {split: [path for path in paths if path.suffix.lower() in kinds] for split, paths in files.items()}
 
 
 def _chosen(splits: Sequence[str], present: Sequence[str], name: str) -> str:
@@ -299,6 +296,8 @@ def _records(batch: Any) -> Iterator[Any]:
             except UnicodeDecodeError as error:
                 yield error
 
+
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4", ".zip")
 
 _READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = dict(
     zip(DATA_FILES, (_read_jsonl, _read_json, _read_csv, _read_parquet), strict=True)

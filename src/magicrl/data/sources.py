@@ -483,7 +483,7 @@ def _place(source: SourceConfig) -> Place:
     unknown = sorted(set(source.options) - {"subset", "revision"})
     if unknown:
         raise RecipeError(f"{name}: unknown option {unknown[0]!r}; known: subset, revision", key="options")
-    if "revision" in source.options and path is not None:
+    if "revision" in source.options and (path is not None or Path(str(source.hub)).is_dir()):
         raise RecipeError(f"{name}: options.revision is for hub data sets; remove it", key="options")
     if source.split != "train" and path is not None and path.is_file():
         raise RecipeError(f"{name}: a file has no splits, got split = {source.split!r}; remove it", key="split")

@@ -7,14 +7,11 @@ import socket
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from magicrl.models.model_files import find_model, weights_fingerprint
+from magicrl.models.model_files import describing_files, find_model, weights_fingerprint
 from magicrl_verifiers.references import file_fingerprint
 
 Digests: TypeAlias = tuple[tuple[str, str], ...]
 """Name of a custom part (``file.py:name``) or of a model, and the digest of its files in the process of the run."""
-
-_DESCRIBING = ("chat_template.jinja", "config.json", "tokenizer.json", "tokenizer_config.json")
-"""Files of a model that change its results, in addition to its weights."""
 
 
 def digests_of(references: Iterable[str], models: Iterable[str] = ()) -> Digests:
@@ -42,7 +39,6 @@ def check_digests(digests: Digests) -> None:
 def _of_model(name: str) -> str:
     folder = find_model(name)
     digest = hashlib.sha256(weights_fingerprint(folder).encode())
-    for file in _DESCRIBING:
-        if (folder / file).is_file():
-            digest.update(f"{file}\n".encode() + (folder / file).read_bytes())
+    for file in describing_files(folder):
+        digest.update(f"{file.name}\n".encode() + file.read_bytes())
     return digest.hexdigest()

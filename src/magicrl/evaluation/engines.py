@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl.files import checksum
 from magicrl.models.loading import described_model, resolve_device
-from magicrl.models.model_files import JSON_FILES, TOKENIZER_FILES, find_model
+from magicrl.models.model_files import describing_files, find_model
 from magicrl.models.prompts import PromptEncoder, prompt_format
 from magicrl.records import Problem, TokenArray, frozen_tokens
 from magicrl.rollout.engine_settings import EngineSettings
@@ -153,9 +153,7 @@ def model_checksums(folder: Path) -> dict[str, str]:
     The checksums include file names, so that shards in another order differ, but no model cards or training records.
     """
     weights = sorted(folder.glob("*.safetensors"))
-    named = {*JSON_FILES, *TOKENIZER_FILES, "merges.txt"}
-    others = sorted(p for p in folder.iterdir() if p.name in named or p.suffix == ".jinja")
-    return {"weights_sha256": checksum(weights), "tokenizer_and_config_sha256": checksum(others)}
+    return {"weights_sha256": checksum(weights), "tokenizer_and_config_sha256": checksum(describing_files(folder))}
 
 
 def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) -> bool:

@@ -181,9 +181,10 @@ def adapter_shapes(model: nn.Module, config: LoraConfig) -> dict[str, tuple[int,
     return shapes
 
 
-def write_adapters(folder: Path, tensors: Mapping[str, Tensor], config: LoraConfig, base: str) -> None:
-    """Write adapters (by PEFT's names) into ``folder``, which is created. ``base`` names the model that they belong
-    to.
+def write_adapters(folder: Path, tensors: Mapping[str, Tensor], config: LoraConfig, base: str = "") -> None:
+    """Write adapters (by PEFT's names) into ``folder``, which is created.
+
+    ``base`` names the model that they belong to, whose weights are then recorded. An engine that has it needs no name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     described = {
@@ -198,7 +199,7 @@ def write_adapters(folder: Path, tensors: Mapping[str, Tensor], config: LoraConf
         **{name: value for name, value in _PLAIN.items() if value is not None},
     }
     (folder / CONFIG).write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
-    if Path(base).is_dir():  # a hub name names its weights
+    if base and Path(base).is_dir():  # a hub name names its weights
         (folder / BASE).write_text(
             json.dumps({"base_weights": weights_fingerprint(Path(base))}) + "\n", encoding="utf-8"
         )

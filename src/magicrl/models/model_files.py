@@ -163,6 +163,12 @@ def weight_paths(folder: Path, name: str) -> list[Path]:
     raise ValueError(f"model folder {name} has no weights (neither {WEIGHTS} nor {INDEX}); {AGAIN}")
 
 
+def describing_files(folder: Path) -> list[Path]:
+    """Return the files of a model folder that change its results, except its weights; no model cards or records."""
+    named = {*JSON_FILES, *TOKENIZER_FILES, "merges.txt"}
+    return sorted(p for p in folder.iterdir() if p.name in named or p.suffix == ".jinja")
+
+
 def weights_fingerprint(folder: Path) -> str:
     """Return a SHA-256 over each weight file's size and samples of its bytes: other weights have another one.
 

@@ -60,14 +60,13 @@ class VllmAdapters:
         engine: The engine.
         config: Configuration of the adapters.
         shapes: Their shapes by PEFT's names.
-        base: Model folder.
 
     Raises:
         AdaptersRefused: vLLM does not have all of their layers.
     """
 
-    def __init__(self, engine: Any, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]], base: str) -> None:
-        self._engine, self._config, self._shapes, self._base = engine, config, dict(shapes), base
+    def __init__(self, engine: Any, config: LoraConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._engine, self._config, self._shapes = engine, config, dict(shapes)
         try:
             self.load({name: torch.ones(shape) for name, shape in shapes.items()})
         except (ValueError, RuntimeError) as error:
@@ -88,7 +87,7 @@ class VllmAdapters:
             raise ValueError(f"these are not the adapters that the engine was made for: {', '.join(differing[:3])}")
         size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with tempfile.TemporaryDirectory(prefix="magicrl-adapters-", dir=shared_memory(size)) as folder:
-            write_adapters(Path(folder), tensors, self._config, self._base)
+            write_adapters(Path(folder), tensors, self._config)
             self._engine.add_lora(self.request(folder, replace=True))
 
     def request(self, folder: str = "loaded", *, replace: bool = False) -> Any:

@@ -271,7 +271,7 @@ class VllmEngine(SchedulingEngine):
             assert lora is not None, "adapters have a configuration"
             self.capabilities = replace(self.capabilities, adapters=True)
             try:
-                self._adapters = VllmAdapters(self._engine, lora, adapters, folder)
+                self._adapters = VllmAdapters(self._engine, lora, adapters)
             except AdaptersRefused:
                 self.close()
                 raise

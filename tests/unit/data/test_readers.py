@@ -218,6 +218,9 @@ def test_nothing_that_is_given_is_dropped(tmp_path: Path) -> None:
         load_problems(SourceConfig(path=str(path), split="test"))
     with pytest.raises(RecipeError, match=r"options\.revision is for hub data sets"):
         load_problems(SourceConfig(path=str(tmp_path), options={"revision": "main"}))
+    for name in ("train-00000.jsonl.sha256", "test.jsonl.gz"):  # no data, and another split
+        (tmp_path / name).write_text("0")
+    assert len(load_problems(SourceConfig(path=str(tmp_path)))) == 1
     (tmp_path / "train-00001.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(RecipeError, match=r"train-00001\.jsonl\.gz: is compressed"):
         load_problems(SourceConfig(path=str(tmp_path)))

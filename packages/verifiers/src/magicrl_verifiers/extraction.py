@@ -98,11 +98,16 @@ AFTER_HASHES = re.compile(r"(?:^|\s)####[ \t]*([^\n#]*?)\s*\Z")
 
 
 def marked_answer(text: str) -> str | None:
-    """Return the marked answer of a solution: after a last ``####``, else in its last box; None without either."""
+    """Return the marked answer of a solution: after a last ``####``, else in its last box; None without either.
+
+    Boxes with nothing but ``and`` or commas between them are one answer.
+    """
     found = AFTER_HASHES.search(text)
     if found:
         return found[1]
-    return last_box(text) if "boxed" in text or "fbox" in text else None
+    if "boxed" not in text and "fbox" not in text:
+        return None
+    return ", ".join(joint_boxes(text) or ()) or last_box(text)
 
 
 def joint_boxes(text: str) -> tuple[str, ...] | None:

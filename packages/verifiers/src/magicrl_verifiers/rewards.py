@@ -436,7 +436,7 @@ class SummedRewards:
             ]
             if own:
                 raise ValueError(
-                    f"reward {names[place]}: {', '.join(own)} have no effect in a list of rewards. Leave them out, or "
+                    f"reward {names[place]}: {', '.join(own)} would have no effect in a list. Leave them out, or "
                     f"name the functions as 'FILE.py:{names[0]} + FILE.py:...', whose weighted mean is the reward"
                 )
         self._names = [name if names.count(name) == 1 else f"{name}_{place}" for place, name in enumerate(names)]
@@ -499,7 +499,13 @@ def event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-os.register_at_fork(after_in_child=event_loop.cache_clear)  # a forked process has the loop without its thread
+def _after_fork() -> None:
+    global _TURN
+    _TURN = threading.RLock()  # another thread of the parent may have held it
+    event_loop.cache_clear()  # the loop is there without its thread
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def own_code_plan(handler: str, reference: str, seconds: float, memory_limit_mb: int) -> WorkerPlan:

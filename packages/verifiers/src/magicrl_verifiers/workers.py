@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -166,7 +167,7 @@ class WorkerProcess:
                     return Lost("worker answered another item")
                 if "phase" not in message:
                     # a worker must say that it can continue; otherwise it is replaced
-                    self._retired = message.get("retire") is not False
+                    self._retired = self._retired or message.get("retire") is not False
                     return message
                 # each phase has the whole limit, so that a slow reference answer is not the answer's fault
                 phase, start = str(message["phase"])[:20], self._cpu_seconds()
@@ -570,6 +571,11 @@ class JudgingPool(Closing):
         return ticket.done
 
 
+_POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+# before any thread of the child can use one
+os.register_at_fork(after_in_child=lambda: [pool.renew() for pool in list(_POOLS)])
+
+
 class WorkerPool(JudgingPool):
     """Judges items of one verifier in worker processes, one small thread a worker. Safe to use from several threads.
 
@@ -585,10 +591,11 @@ class WorkerPool(JudgingPool):
             raise ValueError(f"workers must be at least 1, got {workers}")
         self._protocol, self._workers = protocol, workers
         self._numbers = itertools.count()
-        self._renew()
+        self.renew()
+        _POOLS.add(self)
 
-    def _renew(self) -> None:
-        self._process = os.getpid()
+    def renew(self) -> None:
+        """Forget threads and workers, which in a forked process are those of its parent."""
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -601,7 +608,6 @@ class WorkerPool(JudgingPool):
         Raises:
             RuntimeError: the pool is closed.
         """
-        self._after_fork()
         with self._lock:
             self._start()
             # under the lock, so that none comes after the sentinels that `close` puts: its ticket would wait for ever
@@ -616,7 +622,6 @@ class WorkerPool(JudgingPool):
         Raises:
             WorkerStartError: a worker could not be started (with what it wrote on standard error).
         """
-        self._after_fork()
         with self._lock:
             self._start()
         return [thread.greeting.result() for thread in self._threads]
@@ -629,7 +634,6 @@ class WorkerPool(JudgingPool):
 
     def close(self) -> None:
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
-        self._after_fork()
         with self._lock:
             self._closing.set()
             started, self._started = self._started, False
@@ -642,11 +646,6 @@ class WorkerPool(JudgingPool):
             self._items.put(None)
         for thread in self._threads:
             thread.thread.join()
-
-    def _after_fork(self) -> None:
-        """Forget what the parent of a forked process has: its threads are not here, and its workers serve it."""
-        if self._process != os.getpid():
-            self._renew()
 
     def _start(self) -> None:
         if self._closing.is_set():

@@ -247,8 +247,12 @@ def test_the_engine_reports_whose_text_it_reads_and_never_reads_a_distrusted_ref
     # a worker that dies in the second phase counts against the response
     assert phases == ["reference", "answer"] * 2
     # the steps before Math-Verify can parse the second one, but cannot decide
-    for distrusted, response in ((reference, other), (r"\tanh(10^6)", r"\boxed{1}")):
+    for distrusted, response in (
+        (reference, other),
+        (r"\tanh(10^6)", r"\boxed{1}"),
+        (r"\boxed{\tanh(10^7)}", r"\boxed{1}"),
+    ):
         verifier.distrust([distrusted])
         assert verifier.judge([distrusted], response).status == "reference_unparsable"
         assert verifier.judge([distrusted], rf"\boxed{{{distrusted}}}").correct
-    assert phases == ["reference", "answer"] * 2 + ["reference"] * 2
+    assert phases == ["reference", "answer"] * 2 + ["reference"] * 3

@@ -151,6 +151,12 @@ def test_a_reference_that_is_a_solution_counts_by_its_marked_answer(reference: s
     assert [verdict.status for verdict in judged] == ["matched", "mismatch"]
 
 
+def test_boxes_of_a_solution_that_belong_together_are_one_reference() -> None:
+    reference = r"The solutions are $\boxed{1}$ and $\boxed{-2}$."
+    judged = [MathsVerifier(JudgeOptions()).judge([reference], text) for text in (r"\boxed{-2, 1}", r"\boxed{-2}")]
+    assert [verdict.status for verdict in judged] == ["matched", "mismatch"]
+
+
 @pytest.mark.parametrize("reference", ["assert f(1)==1", "{'inputs': ['1'], 'outputs': ['2']}"])
 def test_tests_of_a_program_are_no_reference_answer(reference: str) -> None:
     assert MathsVerifier(JudgeOptions()).judge([reference], r"\boxed{12}").status == "reference_unparsable"

@@ -59,13 +59,18 @@ def reward_function(
                 f"the data set has no column {reference!r} with the reference answers; name it: reference="
             )
         rows = {name: values for name, values in columns.items() if _is_list(values, len(completions))}
+        if reference in columns:  # also an array
+            rows[reference] = list(columns[reference])
+            if len(rows[reference]) != len(completions):
+                raise ValueError(f"{reference} holds {len(rows[reference])} answers for {len(completions)} completions")
         tickets: list[Ticket | None] = []
         for place, completion in enumerate(completions):
             row = {name: values[place] for name, values in rows.items()}
             problem = _problem(verifier, "" if prompts is None else prompts[place], row.get(reference), row)
             # None is TRL's mark of a row that is another function's
             judged = problem.references or not spec.needs_reference
-            tickets.append(pool.submit(problem, [_messages(completion)[-1].content]) if judged else None)
+            text = completion if isinstance(completion, str) else _text(completion[-1].get("content"))
+            tickets.append(pool.submit(problem, [text]) if judged else None)
         verdicts = [None if ticket is None else pool.result(ticket)[0] for ticket in tickets]
         return [None if one is None or one.outcome is Outcome.NOT_JUDGED else one.reward for one in verdicts]
 
@@ -78,10 +83,11 @@ def _is_list(values: Any, count: int) -> bool:
 
 
 def _messages(given: Any) -> tuple[Message, ...]:
-    """Return the messages of a prompt or a completion, which TRL gives as text or as a conversation."""
+    """Return the messages of a prompt, which TRL gives as text or as a conversation."""
     if isinstance(given, str):
         return (Message("user", given),)
-    return tuple(Message(message["role"], _text(message["content"])) for message in given)
+    # a message that calls a tool has no content
+    return tuple(Message(message["role"], _text(message.get("content"))) for message in given)
 
 
 def _text(content: Any) -> str:

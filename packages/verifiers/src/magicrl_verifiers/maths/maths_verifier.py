@@ -446,6 +446,12 @@ _CACHED_REFERENCES = 4096
 _MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
 
+def _marked(reference: str) -> str:
+    """Return a reference answer: of a solution, as columns of TRL and verl may hold, what it marks as its answer."""
+    reference = _LOST_BACKSLASH.sub(_restored, reference)
+    return marked_answer(reference) or reference
+
+
 class MathsVerifier:
     """Verifier of responses against reference answers. It runs in a worker process; see `magicrl_verifiers.workers`."""
 
@@ -456,7 +462,7 @@ class MathsVerifier:
         self._exhausting: set[str] = set()
 
     def distrust(self, references: Sequence[str]) -> None:
-        for reference in references:
+        for reference in map(_marked, references):
             self._exhausting.add(reference)
             self._remember(reference, [])
 
@@ -468,9 +474,7 @@ class MathsVerifier:
 
     def _judge(self, references: Sequence[str], response: str) -> Verdict:
         response = _LOST_BACKSLASH.sub(_restored, response)
-        references = [_LOST_BACKSLASH.sub(_restored, reference) for reference in references]
-        # a solution that marks its answer, as the columns of TRL and verl may hold
-        references = [marked_answer(reference) or reference for reference in references]
+        references = [_marked(reference) for reference in references]
         part = answer_part(response, self._options.reasoning)
         if part is None:
             return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
