@@ -49,7 +49,7 @@ _GIVEN = ("prompts", "completions")
 _REFERENCE_NAMES = ("answer", "answers", "solution", "solutions", "ground_truth", "reference", "target", "label")
 """Parameters that receive the reference answer if the data has no column of that name."""
 
-_TURN = threading.RLock()
+_turn = threading.RLock()
 """Turn to call a function in this process. Two at once would share stdout, the working folder and global variables."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -124,7 +124,7 @@ class RewardFunction:
         if self.is_async:
             return asyncio.run(self.awaited(problem, responses, asyncio.Semaphore(self.settings.concurrency)))
         found: list[Verdict] = []
-        with _TURN, self._announced_if_silent(problem):
+        with _turn, self._announced_if_silent(problem):
             for count, given in self._calls(problem, responses):
                 start = time.perf_counter()
                 try:
@@ -500,8 +500,8 @@ def event_loop() -> asyncio.AbstractEventLoop:
 
 
 def _after_fork() -> None:
-    global _TURN
-    _TURN = threading.RLock()  # another thread of the parent may have held it
+    global _turn
+    _turn = threading.RLock()  # another thread of the parent may have held it
     event_loop.cache_clear()  # the loop is there without its thread
 
 
