@@ -39,7 +39,6 @@ class Node:
     address: str  # IP address
     cpus: float  # CPUs that Ray may give to actors
     gpus: float  # likewise
-    memory: float  # bytes that Ray may give out
     object_store: float  # bytes of its object store
     head: bool  # whether the cluster's head runs here
 
@@ -128,7 +127,6 @@ def nodes() -> list[Node]:
             address=row["NodeManagerAddress"],
             cpus=float(row["Resources"].get("CPU", 0)),
             gpus=float(row["Resources"].get("GPU", 0)),
-            memory=float(row["Resources"].get("memory", 0)),
             object_store=float(row["Resources"].get("object_store_memory", 0)),
             head="node:__internal_head__" in row["Resources"],
         )

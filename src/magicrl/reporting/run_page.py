@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from magicrl.config.loader import leaves
 from magicrl.config.schema import STAGE_SETTINGS
-from magicrl.records import StepMetrics
 from magicrl.reporting.charts import (
     PALETTE,
     WIDTH,
@@ -40,6 +39,7 @@ from magicrl.reporting.samples import LEVELS, MOST_PROBLEMS, run_browsers, shown
 from magicrl.reporting.scores import headline, run_verdict
 from magicrl.reporting.variants import stage_setting_name
 from magicrl.reporting.wording import moment, number_text, percent
+from magicrl.training.diagnosis import column
 from magicrl.training.health import RULES
 from magicrl_verifiers.progress import duration
 
@@ -128,7 +128,7 @@ def _stages(run: RecordedRun) -> PageBlock | None:
         steps = [row for row in run.metrics if first_step <= row.step <= last_step]
         recipe = configured[stage] if 0 <= stage < len(configured) else {}
         ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == last_step), {})
-        first, last = _numbers(steps[:5], key), _numbers(steps[-5:], key)
+        first, last = column(steps[:5], key), column(steps[-5:], key)
         rows.append(
             {
                 "steps": f"{first_step}–{last_step}",
@@ -137,16 +137,12 @@ def _stages(run: RecordedRun) -> PageBlock | None:
                 "own": ", ".join(f"{stage_setting_name(key)} {recipe[key]}" for key in STAGE_SETTINGS if key in recipe),
                 "first": mean(first) if first else None,
                 "last": mean(last) if last else None,
-                "seconds": sum(_numbers(steps, "time/step")),
-                "tokens": sum(_numbers(steps, "tokens/sampled")),
+                "seconds": sum(column(steps, "time/step")),
+                "tokens": sum(column(steps, "tokens/sampled")),
                 "ended": str(ended.get("message", "")).removeprefix(f"stage {stage + 1} ended "),
             }
         )
     return block("stages", "Stages", {"rows": rows, "measure": run.measure} if rows else None)
-
-
-def _numbers(steps: Sequence[StepMetrics], key: str) -> list[float]:
-    return [float(value) for row in steps if isinstance(value := row.values.get(key), (int, float))]
 
 
 def provenance(run: RecordedRun) -> dict[str, Any]:

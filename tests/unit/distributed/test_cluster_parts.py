@@ -59,7 +59,7 @@ def parts(
 
 
 def node(name: str, *, cpus: float) -> Node:
-    return Node(id=name, address=name, cpus=cpus, gpus=0.0, memory=1e9, object_store=1e9, head=name == "a")
+    return Node(id=name, address=name, cpus=cpus, gpus=0.0, object_store=1e9, head=name == "a")
 
 
 CONNECT = """
