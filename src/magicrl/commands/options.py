@@ -12,10 +12,10 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
 from magicrl.config.errors import RecipeError
 
@@ -27,6 +27,15 @@ Parameters = ParamSpec("Parameters")
 Record = TypeVar("Record")
 Returned = TypeVar("Returned")
 
+
+def _whole(_type: Any, tokens: Sequence[Token]) -> int:
+    """Return a whole number. cyclopts itself rounds: 2.5 would be 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"give a whole number, got {tokens[0].value}") from None
+
+
 _AS_TYPED: Mapping[str, Any] = {
     "Recipe": str,
     "Settings": Annotated[list[str], Parameter(name="--set"), _REPEATED],
@@ -36,6 +45,7 @@ _AS_TYPED: Mapping[str, Any] = {
     "Counts": str,
     "Sequence[str]": Annotated[list[str], _REPEATED],
     "bool": Flag,
+    "int": Annotated[int, Parameter(converter=_whole)],
 }
 """Types of the Python API that a terminal gives as text."""
 

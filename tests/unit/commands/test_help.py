@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cyclopts import App
+from cyclopts import App, CoercionError
 from rich.console import Console
 
 from magicrl.commands.main import COMMANDS, app, main, make_app
@@ -39,6 +39,14 @@ def test_every_help_has_an_example_that_parses(words: tuple[str, ...]) -> None:
         assert name == "magicrl"
         assert tuple(given[: len(words)]) == words
         app.parse_args(given, exit_on_error=False, print_error=False)  # raises if it does not parse
+
+
+@pytest.mark.parametrize("text", ["2.5", "two"])
+def test_a_number_is_not_rounded(text: str) -> None:
+    given = ["eval", "--benchmark", "aime24", "--limit"]
+    with pytest.raises(CoercionError, match=f"Invalid value for --limit: give a whole number, got {text}"):
+        app.parse_args([*given, text], exit_on_error=False, print_error=False)
+    assert app.parse_args([*given, "2"], exit_on_error=False, print_error=False)[1].kwargs["limit"] == 2
 
 
 @pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
@@ -104,7 +112,7 @@ def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
             "magicrl eval: runs/sums belongs to no option; magicrl eval --help shows the options",
         ),
         ("eval --fields x", "magicrl eval: Unknown option: --fields. Did you mean --field?"),
-        ("eval --samples x", 'magicrl eval: Invalid value for --samples: unable to convert "x" into int.'),
+        ("eval --samples x", "magicrl eval: Invalid value for --samples: give a whole number, got x"),
     ],
 )
 def test_an_error_of_the_command_line_is_one_sentence(
