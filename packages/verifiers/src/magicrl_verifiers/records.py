@@ -128,7 +128,7 @@ class Problem:
         verifier: name of the verifier that judges it (``exact``, ``maths``, ``code``; for code, tests are JSON in
             ``references[0]``).
         source: where it comes from (data set or task family).
-        level: difficulty level of a generated problem, if it has one.
+        level: difficulty level, a whole number from 0; None if it has none.
         extra: further fields of the source row, carried along untouched.
         key: its identity, ``prompt_key`` of what the source asks; made of ``prompt`` where it is not given, and kept by
             ``dataclasses.replace``, so that instructions put around a prompt make no other problem of it. Two problems
@@ -236,7 +236,7 @@ class Verdict:
 
     @property
     def answered(self) -> bool:
-        """Whether the response holds something to judge: any status but ``no_answer`` and ``no_code``."""
+        """Whether the response holds something to judge: any status that is not in `NO_ANSWER`."""
         return self.status not in NO_ANSWER
 
     @property
