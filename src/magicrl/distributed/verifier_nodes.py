@@ -36,8 +36,8 @@ _PAUSE = 0.05  # seconds: shorter pauses between two verdicts are not shown in t
 
 
 class JudgeActor:
-    """A node's verifier pool. Each call waits in a separate thread, so that a slow item delays
-    no other, but for those of a reward function in this process, which are judged one at a time.
+    """A node's verifier pool. Each call waits in a separate thread, so that a slow item delays no other. Only calls of
+    a reward function in this process take turns.
     """
 
     def __init__(self, config: VerifierConfig, file: str | None = None) -> None:

@@ -151,7 +151,7 @@ class PromptEncoder:
         # No message names a control token, so the rendered text is tokenized as a whole, as the template intends.
         if not any(token in text for text in texts for token in self._special):
             turns = [(message.role, message.content) for message in problem.messages]
-            return self._with_controls(_render(self._tokenizer, turns, generation_prompt=True, tools=tools))
+            return self._with_controls(render(self._tokenizer, turns, generation_prompt=True, tools=tools))
         # A message names one: the template and the texts are tokenized separately, so that the message ends no turn.
         roles = tuple(message.role for message in problem.messages)
         plain = roles == ("user",) and tools is None
@@ -165,7 +165,7 @@ class PromptEncoder:
         """Return the tokens of an observation as the chat template renders it."""
         if not any(token in text for token in self._special):
             turns = [("user", "?"), ("assistant", _MARK), (shown.role, text)]
-            tokens = self._behind_end(_render(self._tokenizer, turns, generation_prompt=True).partition(_MARK)[2])
+            tokens = self._behind_end(render(self._tokenizer, turns, generation_prompt=True).partition(_MARK)[2])
             if max_tokens is None or len(tokens) <= max_tokens:
                 return tokens
         before, after = self._behind_end(shown.before), self._with_controls(shown.after)
@@ -256,7 +256,7 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """
     if _chat_frame(tokenizer) is None:
         return None
-    rendered = _render(tokenizer, [("user", "?"), ("assistant", _MARK)])
+    rendered = render(tokenizer, [("user", "?"), ("assistant", _MARK)])
     after = rendered.rpartition(_MARK)[2]
     tokens = cast("list[int]", tokenizer(after, add_special_tokens=False)["input_ids"])
     name = str(tokenizer.convert_ids_to_tokens(tokens[0])) if tokens else ""
@@ -275,7 +275,7 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def _answers(tokenizer: PreTrainedTokenizerBase, environment: str, tools: list[Any] | None) -> _Answers:
     """Return how the chat template renders this environment. Warn if it omits the environment's tools."""
     asked = [("user", "?")]
-    if tools is not None and _render(tokenizer, asked, tools=tools) == _render(tokenizer, asked):
+    if tools is not None and render(tokenizer, asked, tools=tools) == render(tokenizer, asked):
         text = "the chat template shows no tools: the model learns of those of environment %r from its prompts alone"
         _log.warning(text, environment)
     if tools is not None:
@@ -318,7 +318,7 @@ def _frame(tokenizer: PreTrainedTokenizerBase, roles: Sequence[str], tools: list
     """Return the template's text before, between and after messages of these roles, including the generation prompt."""
     # Numbered, so that each message is found in its own place. The x separates 1 from 10.
     marks = [f"{_MARK}{number}x" for number in range(len(roles))]
-    rest = _render(tokenizer, list(zip(roles, marks, strict=True)), generation_prompt=True, tools=tools)
+    rest = render(tokenizer, list(zip(roles, marks, strict=True)), generation_prompt=True, tools=tools)
     pieces: list[str] = []
     for role, mark in zip(roles, marks, strict=True):
         before, found, rest = rest.partition(mark)
@@ -331,13 +331,18 @@ def _frame(tokenizer: PreTrainedTokenizerBase, roles: Sequence[str], tools: list
     return (*pieces, rest)
 
 
-def _render(
+def render(
     tokenizer: PreTrainedTokenizerBase,
     turns: Sequence[tuple[str, str]],
     *,
     generation_prompt: bool = False,
     tools: list[Any] | None = None,
 ) -> str:
+    """Return the text of turns (role, content) by the tokenizer's chat template.
+
+    Raises:
+        ValueError: The template fails on them.
+    """
     messages = [{"role": role, "content": text} for role, text in turns]
     try:
         text = tokenizer.apply_chat_template(

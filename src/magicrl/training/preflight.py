@@ -25,7 +25,7 @@ from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import load_parts
 from magicrl.evaluation.job import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import Estimate, Interval, paired_difference, share, unbiased_pass_at_k
-from magicrl.models.prompts import TEMPLATE_DAY, PromptEncoder
+from magicrl.models.prompts import PromptEncoder, render
 from magicrl.planning.hardware import known_hardware, load_hardware
 from magicrl.planning.memory import GIB, host_memory, run_terms
 from magicrl.planning.planner import Options, make_plan
@@ -567,15 +567,7 @@ def _template(built: Built, groups: Sequence[ScoredGroup], other: OtherForm | No
     text = str(tokenizer.decode(prompt))
     chat, foreign, opened, closed = bool(tokenizer.chat_template), (), "", ""
     if chat:
-        messages = [{"role": "user", "content": "?"}]
-        opened, closed = (
-            str(
-                tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=generation, strftime_now=TEMPLATE_DAY.strftime
-                )
-            )
-            for generation in (True, False)
-        )
+        opened, closed = (render(tokenizer, [("user", "?")], generation_prompt=one) for one in (True, False))
         names = dict.fromkeys(re.findall(r"<\|[^|<>\s]{1,40}\|>", opened))
         foreign = tuple(n for n in names if len(tokenizer(n, add_special_tokens=False)["input_ids"]) > 1)  # pyright: ignore[reportArgumentType]
     system, begins = _system(closed), 0
