@@ -397,8 +397,15 @@ def test_weights_whose_products_are_torchs(monkeypatch: pytest.MonkeyPatch) -> N
     weights = [torch.zeros(*shape) for shape in ((61, 48), (3, 48), (60, 40))]
     weights += [torch.zeros(60, 48, dtype=BF16), torch.zeros(60, 96)[:, ::2]]
     assert [cpu_kernels.can_multiply_rows(weight) for weight in weights] == [True, *[False] * 4]
-    monkeypatch.setattr(cpu_kernels, "_instructions", lambda: cpu_kernels._AVX512)
-    assert not cpu_kernels.can_multiply_rows(weights[0])
+    for instructions, maker, ours in (
+        (cpu_kernels._AVX2, "GenuineIntel", True),
+        (cpu_kernels._AVX512, "GenuineIntel", False),
+        (cpu_kernels._AVX512, "AuthenticAMD", True),
+        ((*cpu_kernels._AVX512, *cpu_kernels._AMX), "AuthenticAMD", False),
+    ):
+        monkeypatch.setattr(cpu_kernels, "_instructions", lambda found=instructions: found)
+        monkeypatch.setattr(cpu_kernels, "_processor_flags", lambda found=maker: frozenset((found,)))
+        assert cpu_kernels.can_multiply_rows(weights[0]) == ours
 
 
 @served

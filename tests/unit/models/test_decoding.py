@@ -39,7 +39,7 @@ CONFIGS: dict[str, Any] = {
     "gemma": GemmaConfig(**SIZES, head_dim=16),
 }
 LENGTHS = (5, 9, 1, 40)
-TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}  # transformers computes some steps in float32 in any case
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5}  # transformers computes some steps in float32 in any case
 
 
 def made(config: Any, dtype: torch.dtype) -> Any:

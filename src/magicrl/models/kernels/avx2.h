@@ -75,6 +75,12 @@ inline Floats keep(Mask some, Floats x) {
   return {_mm256_and_ps(x.low, kept.low), _mm256_and_ps(x.high, kept.high)};
 }
 
+using One = __m256;
+constexpr int ONE = 8;
+inline One load_one(const float* from) { return _mm256_loadu_ps(from); }
+inline One fma_one(One a, One b, One c) { return _mm256_fmadd_ps(a, b, c); }
+inline __m256 eight_of(One x) { return x; }
+
 inline float first_of(Floats x) { return _mm256_cvtss_f32(x.low); }
 inline float sum_of(Floats x) {
   const __m256 eight = x.low + x.high;

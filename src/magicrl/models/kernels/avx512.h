@@ -47,6 +47,13 @@ inline float first_of(Floats x) { return _mm512_cvtss_f32(x); }
 inline float sum_of(Floats x) { return _mm512_reduce_add_ps(x); }
 inline float largest_of(Floats x) { return _mm512_reduce_max_ps(x); }
 
+// one register of float32 numbers, for sums that need all registers
+using One = __m512;
+constexpr int ONE = 16;  // its numbers
+inline One load_one(const float* from) { return _mm512_loadu_ps(from); }
+inline One fma_one(One a, One b, One c) { return _mm512_fmadd_ps(a, b, c); }
+inline __m256 eight_of(One x) { return _mm512_castps512_ps256(x) + _mm512_extractf32x8_ps(x, 1); }  // sums of two each
+
 // `sum` plus the products of pairs of bfloat16 numbers
 inline Floats add_pairs(Floats sum, Bits a, Bits b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 inline Bits pairs_of(Floats even, Floats odd) {

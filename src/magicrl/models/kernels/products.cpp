@@ -25,9 +25,9 @@ void finished(bf16* out, int64_t columns, const float* sums, int rows, int64_t s
     }
 }
 
-// Of a float32 product: columns of a tile, which with 3 rows fill the 16 registers of AVX2, and bytes of the rows and of
-// the block of the weight that stay in the caches of level 1 and 2.
-constexpr int WIDE = 4, ROWS_BYTES = 24 << 10, BLOCK_BYTES = 200 << 10;
+// Of a float32 product: rows and columns of a tile, which with a row's part and a column's fill the registers, and bytes
+// of the rows and of the block of the weight that stay in the caches of level 1 and 2.
+constexpr int TALL = ONE > 8 ? 6 : 3, WIDE = 4, ROWS_BYTES = 24 << 10, BLOCK_BYTES = 200 << 10;
 
 // Products of `rows`, from 1 to R, of x with WIDE rows of the weight.
 template <int R>
@@ -35,18 +35,19 @@ template <int R>
                                         int64_t width, int64_t rows) {
   if constexpr (R > 1)
     if (rows < R) return dots<R - 1>(out, columns, x, weight, width, rows);
-  __m256 sum[R][WIDE] = {};
-  for (int64_t at = 0; at < width; at += 8) {
-    __m256 part[R];
-    for (int row = 0; row < R; ++row) part[row] = _mm256_loadu_ps(x + row * width + at);
+  One sum[R][WIDE] = {};
+  for (int64_t at = 0; at < width; at += ONE) {
+    One part[R];
+    for (int row = 0; row < R; ++row) part[row] = load_one(x + row * width + at);
     for (int column = 0; column < WIDE; ++column) {
-      const __m256 factor = _mm256_loadu_ps(weight + column * width + at);
-      for (int row = 0; row < R; ++row) sum[row][column] = _mm256_fmadd_ps(part[row], factor, sum[row][column]);
+      const One factor = load_one(weight + column * width + at);
+      for (int row = 0; row < R; ++row) sum[row][column] = fma_one(part[row], factor, sum[row][column]);
     }
   }
   for (int row = 0; row < R; ++row) {
-    const __m256* s = sum[row];
-    const __m256 fours = _mm256_hadd_ps(_mm256_hadd_ps(s[0], s[1]), _mm256_hadd_ps(s[2], s[3]));
+    const One* s = sum[row];
+    const __m256 fours =
+        _mm256_hadd_ps(_mm256_hadd_ps(eight_of(s[0]), eight_of(s[1])), _mm256_hadd_ps(eight_of(s[2]), eight_of(s[3])));
     _mm_storeu_ps(out + row * columns, _mm_add_ps(_mm256_castps256_ps128(fours), _mm256_extractf128_ps(fours, 1)));
   }
 }
@@ -84,24 +85,24 @@ void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf1
     }
 }
 
-// out [rows, columns] = x [rows, width] times a weight [columns, width] in float32. `width` is a multiple of 8, `columns`
+// out [rows, columns] = x [rows, width] times a weight [columns, width] in float32. `width` is a multiple of 16, `columns`
 // at least WIDE: the last tile begins earlier if it would be narrower, and writes some values twice.
 void multiply_rows(float* out, const float* x, const float* weight, int64_t rows, int64_t width, int64_t columns,
                    int threads) {
-  const int64_t row_bytes = 4 * width, together = std::max<int64_t>(1, ROWS_BYTES / (3 * row_bytes)) * 3;
+  const int64_t row_bytes = 4 * width, together = std::max<int64_t>(1, ROWS_BYTES / (TALL * row_bytes)) * TALL;
   const int64_t block = std::max<int64_t>(WIDE, BLOCK_BYTES / row_bytes / WIDE * WIDE);
   // Each tile fetches its part of the next block: reading that from memory takes as long as computing with ten rows.
-  const int64_t tiles = (rows + 2) / 3 * (block / WIDE), lines = (block * row_bytes / 64 + tiles - 1) / tiles;
+  const int64_t tiles = (rows + TALL - 1) / TALL * (block / WIDE), lines = (block * row_bytes / 64 + tiles - 1) / tiles;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t first = 0; first < columns; first += block) {
     const int64_t end = std::min(columns, first + block);
     const char* next = (const char*)(weight + end * width);
     for (int64_t start = 0; start < rows; start += together)
       for (int64_t column = first; column < end; column += WIDE)
-        for (int64_t row = start; row < std::min(rows, start + together); row += 3) {
+        for (int64_t row = start; row < std::min(rows, start + together); row += TALL) {
           for (int64_t line = 0; line < lines; ++line, next += 64) _mm_prefetch(next, _MM_HINT_T1);
           const int64_t at = std::min(column, columns - WIDE);
-          dots<3>(out + row * columns + at, columns, x + row * width, weight + at * width, width, rows - row);
+          dots<TALL>(out + row * columns + at, columns, x + row * width, weight + at * width, width, rows - row);
         }
   }
 }
