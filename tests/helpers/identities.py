@@ -186,8 +186,8 @@ class Settings:
 
     @property
     def clip(self) -> tuple[float, float]:
-        # no ratio of these responses reaches the row's limit of 0.2
-        return (0.05, 0.05) if self.name == "dppo" else self.row.clip or (0.2, 0.2)
+        low, high = self.row.clip or (0.2, 0.2)
+        return low / 8, high / 8  # few ratios of these responses reach a row's limits
 
 
 def pack(responses: Sequence[LinearResponse], weights: Tensor, filler: int = 0) -> LossInputs:

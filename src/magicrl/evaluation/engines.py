@@ -106,7 +106,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
         facts={
             "model": without_secrets(settings.model),
             "licence": policy.licence,
-            **({} if vllm is None else {"vllm": vllm.version}),
+            **({} if vllm is None else _vllm_facts(vllm)),
             "device": str(device),
             "threads": settings.use_threads(),
             "max_rows": chosen.max_rows,
@@ -114,6 +114,11 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
         },
         gpus=chosen.gpus if device.type == "cuda" else 0,
     )
+
+
+def _vllm_facts(engine: VllmEngine) -> dict[str, Any]:
+    """Return vLLM's version and the options that were given, of which most decide the speed only."""
+    return {"vllm": engine.version, "vllm_options": engine.settings.vllm.model_dump(exclude_defaults=True)}
 
 
 def _served(engine: OpenAIEngine) -> OpenedEngine:

@@ -14,6 +14,7 @@ from magicrl.evaluation.engines import KNOWN_BEFORE_LOADING, open_engine, settin
 from magicrl.evaluation.options import arguments
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.engines import _ENGINE_OPTIONS, with_vllm_options
+from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl_verifiers.served import ServerError, ServerSettings
 
 NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
@@ -82,6 +83,24 @@ def test_options_of_vllm_that_may_change_samples_decide_an_evaluation() -> None:
         "engine": "in_process",
         "dtype": "float32",
     }
+
+
+def test_options_of_vllm_are_recorded_and_decide_no_evaluation(
+    tiny_models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def made(_: str, settings: EngineSettings) -> VllmEngine:
+        engine = VllmEngine.__new__(VllmEngine)
+        engine.settings, engine._max_context = with_vllm_options(settings), 64
+        return engine
+
+    monkeypatch.setattr("magicrl.evaluation.engines.make_engine", made)
+    monkeypatch.setattr(VllmEngine, "version", "0.32.0")
+    opened = [
+        open_engine("vllm", EngineSettings(model=str(tiny_models[0]), options=options, threads=1))
+        for options in ({"cache_mb": "512"}, {})
+    ]
+    assert [found.facts["vllm_options"] for found in opened] == [{"cache_mb": 512}, {}]
+    assert opened[0].decides == opened[1].decides
 
 
 @pytest.mark.parametrize("owner", ["vllm", "somebody"])
