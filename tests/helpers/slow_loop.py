@@ -621,12 +621,14 @@ class SlowLoop:
         rule, stage = self.now["transition"], self.stage
         if rule["rule"] == "truncation":
             stage.below = stage.below + 1 if values["train/truncation/ratio"] < rule["truncation_below"] else 0
-            stage.converged |= stage.below >= rule["window"]
+            stage.converged = stage.below >= rule["window"]
         point: tuple[float, float | None] | None = None
         if "validation/accuracy/mean" in values:
             point = (values["validation/accuracy/mean"], values["validation/accuracy/standard_error"])
         elif not self.recipe["evaluation"]["every"]:
-            point = (values["train/accuracy_unfiltered/mean"], values["train/accuracy/standard_error"])
+            left, error = len(self.train) - len(self.removed), values["train/accuracy/standard_error"]
+            error = None if error is None else error * left / len(self.train)
+            point = (values["train/accuracy_unfiltered/mean"], error)
         if rule["rule"] == "converged" and point is not None:
             stage.curve.append((stage.steps, *point))
             if not stage.converged and len(stage.curve) % rule["window"] == 0:

@@ -178,17 +178,17 @@ class TruncationRule:
     """
 
     def __init__(self, *, below: float, window: int) -> None:
-        if not 0 <= below <= 1:
-            raise ValueError(f"truncation_below must be between 0 and 1, got {below}")
+        if not 0 < below <= 1:
+            raise ValueError(f"truncation_below must be above 0 and at most 1, got {below}")
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         self.below = below
         self.window = window
         self._run = 0
 
-    def observe(self, step: float, value: float, standard_error: float | None = None) -> bool:
-        """Add the truncation ratio of a step. Return True once the last ``window`` of them were below the threshold."""
-        assert 0 <= value <= 1, f"truncated share {value} at step {step}"
+    def observe(self, value: float) -> bool:
+        """Add the truncation ratio of a step. Return whether the last ``window`` of them were below the threshold."""
+        assert 0 <= value <= 1, f"truncated share {value}"
         self._run = self._run + 1 if value < self.below else 0
         return self._run >= self.window
 

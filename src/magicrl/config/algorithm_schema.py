@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from magicrl.config.paths import FolderOrName, Reference, reference_to
 from magicrl.config.section import Section
@@ -142,6 +143,13 @@ class TeacherConfig(Section):
     """Weight of the difference in the advantage."""
     with_rewards: bool = False
     """Whether the advantages of the rewards count too. Otherwise the rewards are only measured."""
+
+    @field_validator("server")
+    @classmethod
+    def _no_password(cls, server: str | None) -> str | None:
+        if server is not None and "@" in urlsplit(server).netloc:
+            raise ValueError("teacher.server holds a password, and recipes are kept; use an address without one")
+        return server
 
     @model_validator(mode="after")
     def _somebody_knows_more(self) -> Self:

@@ -186,7 +186,7 @@ def load_config(
             raise RecipeError(f"{path}: is {kind}, which `{command}` takes{also}")
     given = [override_of(override) for override in overrides]
     # Before the validation, so that an override is checked like the settings of the file.
-    for override in given:
+    for override in sorted(given, key=lambda one: [bool(place.fullmatch(one.key)) for place in _FIRST], reverse=True):
         off = override.value == "none" and _is_optional_table(schema, override.key)
         _apply_override(tree, override._replace(value=None) if off else override)
     if schema is TrainConfig:  # after all overrides: only then is it known whether the run is named
@@ -226,6 +226,10 @@ def _is_optional_table(schema: type[BaseModel], dotted: str) -> bool:
     fields = [table.model_fields.get(str(parts[-1])) for table in _tables(schema, parts[:-1])]
     annotations = [field.annotation for field in fields if field is not None]
     return any(type(None) in get_args(one) and _tables_in(one) for one in annotations)
+
+
+_FIRST = [re.compile(each) for each in ("model|data", r"data\.(train|validation|test)(\.\w+)?", "reward")]
+"""Overrides that are applied before others, in this order: a table of sources, then what every source gets."""
 
 
 def _apply_override(tree: Tree, override: Override) -> None:

@@ -61,7 +61,7 @@ class TransitionConfig(Section):
     """Number of measurements between two tests of the rule, and the minimum number of measurements in a test."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence level of the upper bound."""
-    truncation_below: float = Field(default=0.05, ge=0, le=1)
+    truncation_below: float = Field(default=0.05, gt=0, le=1)
     """Share of truncated responses below which a stage with ``rule = "truncation"`` ends."""
 
 

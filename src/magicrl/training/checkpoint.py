@@ -13,7 +13,6 @@ one process, or an evaluation, can read them without ranks.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from magicrl.config.model_schema import LoraConfig
+from magicrl.files import sha256_of
 from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.training.protocols import WritesShards
@@ -231,7 +231,7 @@ def _write(folder: Path, checkpoint: Checkpoint, shards: Future[Mapping[str, Any
         "schema_version": SCHEMA_VERSION,
         "step": checkpoint.step,
         "owner": checkpoint.owner,
-        "tensors_sha256": _sha256(folder / "tensors.safetensors"),
+        "tensors_sha256": sha256_of(folder / "tensors.safetensors"),
         "state": checkpoint.state,
         "shards": None if shards is None else shards.result(),
     }
@@ -286,7 +286,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
                 "resume it with the version that wrote it, or start a new run with another --output"
             )
         file = folder / "tensors.safetensors"
-        if document["tensors_sha256"] != _sha256(file):
+        if document["tensors_sha256"] != sha256_of(file):
             raise OSError(f"{file.name} does not have the checksum it was written with")
         return Checkpoint(
             step=int(document["step"]),
@@ -339,11 +339,6 @@ def step_of(folder: Path) -> int:
 def _folders(root: Path) -> list[Path]:
     found = [p for p in root.glob("step-*") if _NAME.fullmatch(p.name)] if root.is_dir() else []
     return sorted(found, key=step_of)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

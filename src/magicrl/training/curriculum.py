@@ -51,12 +51,12 @@ class StageSchedule:
         """Observe one measured accuracy or mean reward (of validation, or of training without validation)."""
         if isinstance(self._test, ConvergenceTest):
             # Steps of this stage only: a curve never extends over a change of T.
-            self._converged |= self._test.observe(self._steps, accuracy, standard_error)
+            self._converged = self._test.observe(self._steps, accuracy, standard_error)
 
     def observe_truncation(self, ratio: float) -> None:
         """Observe the share of truncated responses of a training step."""
         if isinstance(self._test, TruncationRule):
-            self._converged |= self._test.observe(self._steps, ratio)
+            self._converged = self._test.observe(ratio)
 
     def finish_step(self) -> tuple[int, int, str] | None:
         """Count one training step. At the end of a stage, start the next one and return (index, steps, reason) of the
@@ -64,7 +64,7 @@ class StageSchedule:
         stage = self.stage
         assert stage is not None, "finish_step after the last stage"
         self._steps += 1
-        # A convergence before min_steps stays valid.
+        # A convergence before min_steps stays valid; a truncated share is that of the last steps.
         early = self._converged and self._steps >= stage.min_steps
         if not early and self._steps < stage.max_steps:
             return None

@@ -31,7 +31,8 @@ from torch import Tensor
 from magicrl.algorithms.attribution import gain_weights, own_step
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import live_parts, load_train_recipe, to_toml
-from magicrl.config.schema import CheckpointConfig, LoggingConfig, StartConfig, TrainConfig
+from magicrl.config.overrides import override_of
+from magicrl.config.schema import STAGE_SETTINGS, CheckpointConfig, LoggingConfig, StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.files import write_atomically
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device, resolve_dtype
@@ -592,6 +593,10 @@ def varied_config(run: Path, words: str) -> TrainConfig:
                 f"update can change ({', '.join(name.rstrip('.=') for name in WHAT_IF)}), as KEY=VALUE"
             )
     config = recorded_config(run, settings)
+    # A stage's own value would replace the setting.
+    given = {override_of(setting).key for setting in settings}
+    own = {name: None for name, place in STAGE_SETTINGS.items() if ".".join(place) in given}
+    config = config.model_copy(update={"stages": tuple(stage.model_copy(update=own) for stage in config.stages)})
     if config.rollout.max_staleness:
         raise RecipeError(
             f"--what-if {words}: with rollout.max_staleness = {config.rollout.max_staleness} the step's buffer depends "

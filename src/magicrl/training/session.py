@@ -481,8 +481,11 @@ class Session:
             measured, error = values.get(f"validation/{kind}/mean"), values.get(f"validation/{kind}/standard_error")
         else:
             measured, error = values["train/reward/mean"], mean_error(groups, lambda group: group.rewards)
+            kept = len(self._sampler.remaining)
             if isinstance(measured, float):
-                measured = accuracy_over_all(measured, len(self._sampler.remaining), removed_correct=self._solved)
+                measured = accuracy_over_all(measured, kept, removed_correct=self._solved)
+            if error is not None:
+                error *= kept / (kept + self._solved)  # what was removed has no sampling error
         if isinstance(measured, float):
             self._schedule.observe_accuracy(measured, error if isinstance(error, float) else None)
 

@@ -21,7 +21,8 @@ from magicrl.algorithms.advantages import Advantage, advantage_of, reads_parts
 from magicrl.config.data_schema import DataConfig, SourceConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import ModelConfig
-from magicrl.config.schema import TrainConfig
+from magicrl.config.schema import STAGE_SETTINGS, TrainConfig
+from magicrl.config.section import Section
 from magicrl.config.sft_schema import SftConfig
 from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
@@ -122,7 +123,18 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
         in_test += copies
         # They come from the training files: if these may lose long prompts, so may they.
         test["holdout"] = fitting(held) or held
+        if len(test["holdout"]) < len(held):
+            missing = len(held) - len(test["holdout"])
+            _log.warning("data.holdout: %d of %d problems are left out, their prompts are too long", missing, len(held))
     kept = fitting(train)
+    if len(kept) < len(train):
+        _log.warning(
+            "data.train: %d of %d problems have prompts of more than data.max_prompt_tokens = %d tokens; "
+            "they are left out of training",
+            len(train) - len(kept),
+            len(train),
+            data.max_prompt_tokens,
+        )
     found = RunData(
         train=tuple(kept),
         validation=tuple(p for part in validation for p in part),
@@ -485,17 +497,38 @@ def _check_plugins(config: TrainConfig) -> None:
 
 def _warn_of_unused_settings(config: TrainConfig) -> None:
     """Warn of settings that the recipe states and that have no effect with the others."""
-    entropy, evaluation, control = config.entropy, config.evaluation, config.entropy.controller
+    evaluation, control = config.evaluation, config.entropy.controller
     validated = bool(evaluation.every and config.data.validation)
-    stated = [f"entropy.{name}" for name in ("target", "step", "maximum") if getattr(entropy, name) is not None]
+    stated = _stated(config.entropy, "preset", "target", "step", "maximum")
     if stated and control in ("none", "fixed"):
-        _log.warning('%s: no effect with entropy.controller = "%s"', ", ".join(stated), control)
+        _log.warning('%s: no effect with entropy.controller = "%s"', ", ".join(f"entropy.{x}" for x in stated), control)
+    for name, chooser, readers in _READ_WITH:
+        chosen = getattr(config.algorithm, chooser)
+        known = BUILTINS.get(chooser, ("none",))  # custom functions get every setting
+        if _stated(config.algorithm, name) and chosen in known and chosen not in readers:
+            _log.warning('algorithm.%s: no effect with algorithm.%s = "%s"', name, chooser, chosen)
+    for name, (table, key) in STAGE_SETTINGS.items():
+        # reference.mode = "loss" cannot be stated without a coefficient
+        replaced = table != "reference" and all(name in stage.own() for stage in config.stages)
+        if replaced and _stated(getattr(config, table), key):
+            _log.warning("%s.%s: no effect, since every stage has its own %s", table, key, name)
     if evaluation.every and not validated:
         _log.warning("evaluation.every = %d: no effect without data.validation", evaluation.every)
     if config.data.validation and not validated:
         _log.warning("data.validation: no effect without evaluation.every")
-    if evaluation.pass_at and "pass_at" in evaluation.model_fields_set and 1.0 not in evaluation.temperatures:
-        _log.warning("evaluation.pass_at: no effect without 1.0 in evaluation.temperatures")
+    for name in _stated(evaluation, "pass_at", "start_pass_at"):
+        if 1.0 not in evaluation.temperatures:
+            _log.warning("evaluation.%s: no effect without 1.0 in evaluation.temperatures", name)
+    for number, stage in enumerate(config.stages):
+        looks, window = stage.max_steps // (evaluation.every if validated else 1), stage.transition.window
+        if _stated(stage.transition, "rule", "window") and stage.transition.rule == "converged" and looks < window:
+            _log.warning(
+                "stages.%d.transition: no effect, since the rule looks after %d measurements and the stage has at most "
+                "%d. Lower its window or evaluation.every",
+                number,
+                window,
+                looks,
+            )
     adapts = any(stage.transition.rule == "converged" for stage in config.stages)
     if adapts and not validated and config.data.sampler in ("difficulty", "short_first"):
         _log.warning(
@@ -504,6 +537,20 @@ def _warn_of_unused_settings(config: TrainConfig) -> None:
             'evaluation.every, or stages.transition.rule = "fixed"',
             config.data.sampler,
         )
+
+
+def _stated(table: Section, *names: str) -> list[str]:
+    """Return the settings among ``names`` that the recipe states, other than as empty."""
+    return [name for name in names if name in table.model_fields_set and getattr(table, name) not in (None, [], ())]
+
+
+_READ_WITH = (
+    ("advantage_k", "advantage", ("pass_at_k",)),
+    ("correction_cap", "correction", ("tis", "mis")),
+    ("second_moment", "correction", ("m2po",)),
+    ("refill_rounds", "refill", ("until_full",)),
+)
+"""Settings of [algorithm] that only some values of another one read."""
 
 
 def _check_advantage(config: TrainConfig, advantage: Advantage) -> None:

@@ -20,12 +20,14 @@ import magicrl
 from magicrl.commands.explain import NOT_EQUAL
 from magicrl.commands.explain import command as explain
 from magicrl.config.errors import RecipeError
+from magicrl.training.repeating import recorded_config, varied_config
 
 SETTINGS = {
     "stages.1.mini_batch": 2,
     "stages.0.max_steps": 3,
     "stages.0.max_tokens": 24,
     "stages.0.group_size": 8,
+    "stages.0.clip_high": 0.3,
     "stages.1.group_size": 8,
     "stages.1.max_steps": 2,
     "optimizer.learning_rate": 1e-4,
@@ -204,6 +206,12 @@ def test_what_if(found: dict[str, Any]) -> None:
     assert faster["own_cosine"] == pytest.approx(1, abs=1e-9)
     assert otherwise["gains"] != pytest.approx([group["gain"] for group in found["groups"]], rel=1e-3)
     assert otherwise["own_cosine"] < otherwise["cosine"] - 1e-3, "both steps share the momentum, not the gradient"
+
+
+def test_what_if_replaces_the_setting_of_a_stage(run: Path) -> None:
+    config = varied_config(run, "algorithm.clip_high=0.5")
+    assert recorded_config(run).stages[0].clip_high == 0.3
+    assert [config.in_stage(index).algorithm.clip_high for index in (0, 1)] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ LATER = "max_steps = 0".join(GOOD.rsplit("max_steps = 3", 1))
         (GOOD, ["run.seed.deeper=1"], "seed"),
         (GOOD, ["stages.0.mini_batch=3"], "must be a multiple of mini_batch 3"),
         (GOOD, ["algorithm.loss=nll"], "imitates every response"),
+        (GOOD, ["teacher.model=x", "teacher.server=http://me:secret@host/v1"], "teacher.server holds a password"),
         (GOOD, ["algorithm.refill=until_full", "algorithm.reject_zero_advantage=false"], "would be thrown away"),
     ],
 )
@@ -202,6 +203,17 @@ def test_the_two_shorthands_of_a_users_own_run(tmp_path: Path) -> None:
     assert (hub.hub, hub.path) == ("openai/gsm8k", None)
     file = load_train_recipe(tmp_path / "recipe.toml", ["data=own/gsm8k.jsonl"]).data.train[0]
     assert file.hub is None
+
+
+def test_the_order_of_overrides_decides_nothing(tmp_path: Path) -> None:
+    recipe = write(tmp_path, GOOD)
+    given = ["data.train.0.template={prompt}!", "data.holdout=7", "reward=exact", "data=problems.parquet"]
+    for overrides in (given, given[::-1]):
+        data = load_train_recipe(recipe, overrides).data
+        assert (data.holdout, data.train[0].verifier, data.train[0].template) == (7, "exact", "{prompt}!")
+    sources = ["reward=exact", "data.train=[{path='problems.parquet'}]", "data.train.0.verifier=code"]
+    for overrides in (sources, [sources[1], sources[2], sources[0]]):
+        assert load_train_recipe(recipe, overrides).data.train[0].verifier == "code"
 
 
 PATHS = """

@@ -94,12 +94,24 @@ def test_a_restored_schedule_switches_at_the_same_step(cut: int) -> None:
     assert drive(second, curve[cut:]) == whole - cut
 
 
+@pytest.mark.parametrize(("later", "last"), [(0.0, 7), (0.5, 14)])
+def test_truncation_before_min_steps_is_no_reason_after_them(later: float, last: int) -> None:
+    rule = TransitionConfig(rule="truncation", window=4, truncation_below=0.1)
+    schedule = StageSchedule([stage(8, min_steps=7, max_steps=14, transition=rule), stage(16)])
+    ended = None
+    for ratio in [0.0] * 4 + [later] * 10:
+        schedule.observe_truncation(ratio)
+        if ended := schedule.finish_step():
+            break
+    assert ended == (0, last, "max_steps = 14 reached" if later else "truncated share below 0.1 for 4 steps")
+
+
 def test_a_stage_that_waits_for_its_min_steps_waits_on_after_a_restart() -> None:
     rule = TransitionConfig(rule="truncation", window=4, truncation_below=0.1)
     stages = [stage(8, min_steps=7, transition=rule), stage(16)]
     schedule = StageSchedule(stages)
     ended = []
-    for step, ratio in enumerate([0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5]):
+    for step, ratio in enumerate([0.5, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0]):
         if step == 5:
             schedule, before = StageSchedule(stages), schedule
             schedule.restore(json.loads(json.dumps(before.state())))

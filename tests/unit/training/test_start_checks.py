@@ -119,6 +119,23 @@ def test_the_engines_context_holds_the_answers_of_the_filter(recipe: Path, monke
             "evaluation.pass_at: no effect without 1.0 in evaluation.temperatures",
         ),
         (["data.sampler=short_first"], 'data.sampler = "short_first" makes the problems harder'),
+        (["entropy.controller=none", "entropy.preset=code"], 'entropy.preset: no effect with entropy.controller = "no'),
+        (["algorithm.advantage_k=2"], 'algorithm.advantage_k: no effect with algorithm.advantage = "group"'),
+        (["algorithm.correction_cap=3"], 'algorithm.correction_cap: no effect with algorithm.correction = "none"'),
+        (["algorithm.second_moment=1"], 'algorithm.second_moment: no effect with algorithm.correction = "none"'),
+        (["algorithm.refill_rounds=2"], 'algorithm.refill_rounds: no effect with algorithm.refill = "none"'),
+        (
+            ["algorithm.clip_high=0.3", "stages.0.clip_high=0.2"],
+            "algorithm.clip_high: no effect, since every stage has its own clip_high",
+        ),
+        (
+            ["data.test={t={path='more.jsonl'}}", "evaluation.temperatures=[0]", "evaluation.start_pass_at=2"],
+            "evaluation.start_pass_at: no effect without 1.0 in evaluation.temperatures",
+        ),
+        (
+            ["stages.0.transition.rule=converged", "stages.0.max_steps=19"],
+            "stages.0.transition: no effect, since the rule looks after 20 measurements and the stage has at most 19",
+        ),
     ],
 )
 def test_settings_without_an_effect_are_warned_of(
@@ -307,12 +324,15 @@ def test_the_first_of_two_references_counts(tmp_path: Path, caplog: pytest.LogCa
     assert "1 of 4 problems have the prompt of an earlier one and other references ('own-0' and 'own-3'" in caplog.text
 
 
-def test_long_prompts_are_dropped_from_the_holdout_too(tmp_path: Path) -> None:
+def test_long_prompts_are_dropped_from_the_holdout_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"problem": text + " long" * (n % 3 == 0), "answer": "1"} for n, text in enumerate(ASKED)]
     data = load(tmp_path, rows, "data.holdout=30", "data.overlong_prompts=drop")
     assert 0 < len(data.test["holdout"]) < 30
     assert all("long" not in p.prompt for p in (*data.train, *data.test["holdout"]))
     assert len(data.train) + len(data.test["holdout"]) == 40
+    missing = 30 - len(data.test["holdout"])
+    assert f"data.holdout: {missing} of 30 problems are left out" in caplog.text
+    assert f"data.train: {20 - missing} of 30 problems have prompts of more than" in caplog.text
     with pytest.raises(ValueError, match="7 of 30 prompts are too long"):
         load(tmp_path, rows, "data.holdout=30")
 
