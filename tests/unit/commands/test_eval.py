@@ -200,6 +200,9 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--inspect-logs", "logs", "--run", "a"], "--inspect-logs needs --model"),
         (["--compare", "a", "b"], "--model has no effect with --compare; leave one of the two out"),
         (["--merge"], "--model has no effect with --merge; leave one of the two out"),
+        (["--samples", "0"], "--samples must be at least 1, got 0"),
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--follow"], "--follow needs --run RUN"),
     ],
 )
@@ -218,6 +221,12 @@ def test_words_of_options() -> None:
     assert (options.part, options.counts("pass_at"), options.fresh) == ((1, 4), (1, 4), [4, 8])
     assert arguments(window="2024-08-01..").days == (date(2024, 8, 1), None)
     assert _best({"8": {"mean": 0.5}, "16": {"mean": 0.75}}) == "@16 75.0"
+
+
+@pytest.mark.parametrize("option", ["--seed", "--temperature", "--top-k"])
+def test_a_zero_is_an_option_without_effect(option: str) -> None:
+    with pytest.raises(RecipeError, match=f"{option} has no effect with --compare; leave one of the two out"):
+        call(["eval", "--compare", "a", "b", option, "0"])
 
 
 def sample(right: bool | None) -> SampleRow:

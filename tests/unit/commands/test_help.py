@@ -50,6 +50,15 @@ def test_a_number_is_not_rounded(text: str) -> None:
 
 
 @pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
+def test_no_whole_number_is_rounded(words: tuple[str, ...]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    options = [one for one in command.assemble_argument_collection() if one.hint in (int, int | None)]
+    assert [one.name for one in options if one.parameter.converter is None] == []
+
+
+@pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
 def test_help_shows_every_word_of_its_text(words: tuple[str, ...]) -> None:
     command = app
     for word in words:

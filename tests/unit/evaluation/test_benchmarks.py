@@ -175,11 +175,22 @@ def test_every_filter_selects_problems_before_the_limit_and_counts_the_others(na
 
 def test_levels_are_numbers() -> None:
     assert arguments(levels=(3, 1)).filters["levels"] == [1, 3]
+    assert arguments(levels="0,2").filters["levels"] == [0, 2]
+    assert arguments(levels=4).filters["levels"] == [4]
     with pytest.raises(ValueError, match=r"--levels 1-3: give whole numbers separated by commas"):
         arguments(levels="1-3")
 
 
-@pytest.mark.parametrize(("given", "message"), [({"limit": 0}, "--limit must be at least 1, got 0")])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limit": 0}, "--limit must be at least 1, got 0"),
+        ({"limit": 2.5}, "--limit: give a whole number, got 2.5"),
+        ({"limit": 2, "limit_seed": 0.5}, "--limit-seed: give a whole number, got 0.5"),
+        ({"levels": ["a"]}, r"--levels \['a'\]: give whole numbers separated by commas"),
+        ({"levels": [2.5]}, r"--levels \[2.5\]: give whole numbers"),
+    ],
+)
 def test_bounds_of_filters(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         arguments(**given)
