@@ -90,7 +90,7 @@ class Evaluation:
         if benchmark not in known:
             raise ValueError(f"samples of which benchmark? {benchmark!r} is none of {', '.join(known)}")
         problems, rows = scored_samples(self.path / benchmark, self.recorded.benchmarks[benchmark].samples)
-        prompts = {problem.id: problem.prompt for problem in problems}
+        prompts = {problem.id: whole_prompt(problem) for problem in problems}
         flags = ({name: getattr(row, name) for name in ("correct", "truncated", "reward")} for row in rows)
         found = zip(rows, flags, strict=True)
         return pd.DataFrame([{"prompt": prompts.get(row.problem), **asdict(row), **more} for row, more in found])
