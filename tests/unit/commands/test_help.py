@@ -132,3 +132,12 @@ def test_an_error_of_the_command_line_is_one_sentence(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"{error}\n"
+
+
+def test_an_error_shows_characters_that_a_terminal_would_act_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["magicrl", "data", "stats", "no\x1bc"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "no␛c" in capsys.readouterr().err
