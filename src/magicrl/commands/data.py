@@ -17,6 +17,7 @@ from rich.table import Table
 from magicrl.commands.options import Flag, Overrides, Several
 from magicrl.commands.tables import listing
 from magicrl.config.errors import RecipeError
+from magicrl.reporting.wording import visible
 from magicrl_verifiers.progress import ProgressLines
 
 if TYPE_CHECKING:
@@ -228,7 +229,7 @@ def stats(
             said = "kept" if kept else f"dropped: {row.get('reason') or ''}"
             lines += [f"{step}: {said}", row.get("detail") and f"  {row['detail']}"]
         for line in filter(None, lines):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(visible(line), markup=False, soft_wrap=True)
         return 0
     counts = counts_of(folder)
     if json_:
@@ -306,7 +307,7 @@ def _watcher(console: Console) -> Watcher:
             told(name, done, total, unit)
 
         def note(self, text: str) -> None:
-            console.print(f"  {text}", markup=False, soft_wrap=True)
+            console.print(f"  {visible(text)}", markup=False, soft_wrap=True)
 
     return Lines()
 
@@ -318,7 +319,7 @@ def _show_counts(counts: Sequence[StepCounts], console: Console) -> None:
     for step in counts:
         for source, one in sorted(step.sources.items()):
             dropped = ", ".join(f"{count} {reason}" for reason, count in Counter(one["dropped"]).most_common())
-            table.add_row(step.step, source, str(one["in"]), str(one["kept"]), dropped)
+            table.add_row(step.step, visible(source), str(one["in"]), str(one["kept"]), dropped)
         if len(step.sources) > 1:
             table.add_row(step.step, "all", str(step.entered), str(step.kept), f"{step.entered - step.kept} in all")
         table.add_section()

@@ -30,6 +30,7 @@ from magicrl.distributed.doctor import Finding
 from magicrl.planning.hardware import peak_flops
 from magicrl.planning.memory import GIB, host_memory
 from magicrl_verifiers.batch import usable_cores
+from magicrl_verifiers.cli import Whole
 from magicrl_verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
 
 cluster_app = App(name="cluster", help="Check a Ray cluster before a run.")
@@ -86,7 +87,7 @@ def doctor(*, json: bool = False) -> int:
 
 
 @cluster_app.command(name="doctor")
-def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None, megabytes: int = 256) -> int:
+def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None, megabytes: Whole = 256) -> int:
     """Examine every node: versions, GPUs, memory, object store, clocks, ports, and a timed copy of weights.
 
     Example: magicrl cluster doctor --address auto

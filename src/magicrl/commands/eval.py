@@ -7,6 +7,7 @@ run's files and writes nothing into its folder, so it can be stopped, repeated o
 from __future__ import annotations
 
 import functools
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Set
@@ -26,7 +27,8 @@ from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import benchmark_sources, load_benchmarks
 from magicrl.evaluation.options import EvaluationObserver, EvaluationOptions, arguments
 from magicrl.evaluation.results import write_results
-from magicrl.evaluation.samples import RESULTS
+from magicrl.evaluation.samples import RESULTS, whole_prompt
+from magicrl.files import write_atomically
 from magicrl.reporting.comparison_page import evaluation_blocks
 from magicrl.reporting.inspect_log import write_inspect_logs
 from magicrl.reporting.page import render_page
@@ -39,6 +41,8 @@ INTERRUPTED = 130
 """Exit status after Ctrl-C."""
 LOOK_EVERY = 5.0
 """Seconds between looks for a new checkpoint."""
+IDENTITY = "checkpoint.json"
+"""File next to the results of ``--run`` that says which checkpoint they are of."""
 
 
 class Evaluation:
@@ -86,7 +90,7 @@ class Evaluation:
         if benchmark not in known:
             raise ValueError(f"samples of which benchmark? {benchmark!r} is none of {', '.join(known)}")
         problems, rows = scored_samples(self.path / benchmark, self.recorded.benchmarks[benchmark].samples)
-        prompts = {problem.id: problem.prompt for problem in problems}
+        prompts = {problem.id: whole_prompt(problem) for problem in problems}
         flags = ({name: getattr(row, name) for name in ("correct", "truncated", "reward")} for row in rows)
         found = zip(rows, flags, strict=True)
         return pd.DataFrame([{"prompt": prompts.get(row.problem), **asdict(row), **more} for row, more in found])
@@ -106,14 +110,17 @@ def evaluate(given: EvaluationOptions) -> Evaluation:
     """Evaluate a model on benchmarks: avg@k, pass@k, maj@k, length and truncation with intervals, resumable.
 
     Raises:
-        ValueError: an argument is wrong, the model or a benchmark cannot be used, or ``output`` holds another job.
+        ValueError: an argument is wrong, the model or a benchmark cannot be used, ``output`` holds another job, or
+            samples of other shards are missing.
         KeyboardInterrupt: Stopped by the user; every finished sample is kept.
     """
     watcher = given.progress
-    if isinstance(watcher, bool):
-        _sample(given, EvalDisplay(Console(emoji=False, quiet=not watcher)))
-    else:
-        _sample(given, nullcontext(watcher))
+    shown = EvalDisplay(Console(emoji=False, quiet=not watcher)) if isinstance(watcher, bool) else nullcontext(watcher)
+    if _sample(given, shown) is None:
+        raise ValueError(
+            f"--shard {given.shard} of {given.folder} is done, and samples of other shards are missing: the call that "
+            "ends last returns the results"
+        )
     return Evaluation(read_evaluation_folder(given.folder))
 
 
@@ -194,10 +201,7 @@ def _present(
         _write_logs(output, inspect_logs, console)
         return 0
     if run is None:
-        status = _sample_and_show(given, console)
-        if status == 0 and (output / RESULTS).exists():  # other shards may be missing
-            _write_logs(output, inspect_logs, console)
-        return status
+        return _sample_and_show(given, console, logs=inspect_logs)
     if given.model or given.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
     sample = functools.partial(_sample_and_show, console=console, again=True)
@@ -210,7 +214,9 @@ def _write_logs(output: Path, folder: Path | None, console: Console) -> None:
             say(console, f"Inspect log: {path}")
 
 
-def _sample_and_show(given: EvaluationOptions, console: Console, *, again: bool = False) -> int:
+def _sample_and_show(
+    given: EvaluationOptions, console: Console, *, again: bool = False, logs: Path | None = None
+) -> int:
     if not (given.model and given.benchmarks):
         raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
     try:
@@ -218,8 +224,9 @@ def _sample_and_show(given: EvaluationOptions, console: Console, *, again: bool 
     except KeyboardInterrupt:
         say(console, f"interrupted; every finished sample is in {given.output}: the same command again continues")
         return INTERRUPTED
-    if results is not None:
+    if results is not None:  # else samples of other shards are missing
         show_results(results, console)
+        _write_logs(results.parent, logs, console)
     return 0
 
 
@@ -238,6 +245,12 @@ def requested(given: EvaluationOptions, run: Path) -> Callable[[Path], list[str]
         if opens_reasoning(policy.tokenizer, PromptEncoder(policy.tokenizer, policy.max_context)):
             given = replace(given, reasoning="required")
     return functools.partial(requested_changes, options=given, benchmarks=load_benchmarks(given))
+
+
+def _identity(folder: Path) -> dict[str, Any]:
+    """Return the recorded identity of the checkpoint that was evaluated into a folder."""
+    path = folder / IDENTITY
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def _waiting(run: Path, settled: Set[str], console: Console, *, follow: bool) -> Iterator[Path]:
@@ -279,8 +292,8 @@ def evaluate_checkpoints(
     """Evaluate every checkpoint into ``output/step-N``, oldest first, then compare all with the first.
 
     A checkpoint that was evaluated with the same settings is left as it is. One whose results were made with other
-    settings is evaluated again. A checkpoint that the run removes before its turn is left out. Results of other
-    settings, and those that lack samples of other shards, are not compared.
+    settings, or are those of another run, is evaluated again. A checkpoint that the run removes before its turn is left
+    out. Results of other settings or runs, and those that lack samples of other shards, are not compared.
 
     Args:
         given: arguments of `magicrl.evaluate`, without a model.
@@ -297,19 +310,26 @@ def evaluate_checkpoints(
         ValueError: ``run`` is no run folder, or has no checkpoint.
     """
     from magicrl.evaluation.comparison import compare_all, save_comparison
-    from magicrl.training.checkpoint import export_checkpoint
+    from magicrl.training.checkpoint import checkpoint_identity, export_checkpoint
 
     # loads the benchmarks, which may be large: only if there is something to compare with
     request = functools.cache(lambda: requested(given, run))
+
+    def changes(folder: Path) -> list[str]:
+        known, now = _identity(folder), checkpoint_identity(run, folder.name)
+        other = any(known.get(key) != value for key, value in now.items() if value is not None)
+        return [*(["its results are of another checkpoint, or an unknown one"] if other else []), *request()(folder)]
+
     settled: set[str] = set()
     for checkpoint in _waiting(run, settled, console, follow=follow):
         folder = output / checkpoint.name
-        changed = request()(folder) if (folder / RESULTS).exists() else None
+        changed = changes(folder) if (folder / RESULTS).exists() else None
         if changed == []:
             settled.add(checkpoint.name)
             continue
         # shards may run at once, and each removes its copy
         model = output / "models" / given.shard.replace("/", "-of-") / checkpoint.name
+        identity = checkpoint_identity(run, checkpoint.name)
         try:
             export_checkpoint(run, checkpoint, model)
         except (OSError, ValueError):
@@ -318,6 +338,10 @@ def evaluate_checkpoints(
             continue  # the run has removed it meanwhile
         again = f", evaluated again: {'; '.join(changed)}" if changed else ""
         say(console, f"{checkpoint.name} of {run}{again}")
+        if _identity(folder) != identity:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / RESULTS).unlink(missing_ok=True)  # else they would be this checkpoint's after an interruption
+            write_atomically(folder / IDENTITY, json.dumps(identity))
         status = evaluate(replace(given, model=str(model), output=str(folder)))
         if status:
             return status
@@ -325,7 +349,7 @@ def evaluate_checkpoints(
         settled.add(checkpoint.name)
     done: list[Path] = []
     for folder in sorted(path.parent for path in output.glob(f"step-*/{RESULTS}")):
-        if changed := request()(folder):
+        if changed := changes(folder):
             say(console, f"{folder.name} is not compared: {'; '.join(changed)}")
         else:
             done.append(folder)

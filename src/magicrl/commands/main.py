@@ -18,7 +18,7 @@ from rich.console import Console
 import magicrl
 import magicrl_verifiers
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.wording import print_prose
+from magicrl.reporting.wording import print_prose, visible
 from magicrl_verifiers import references
 from magicrl_verifiers.secrets import without_secrets
 
@@ -157,7 +157,7 @@ def main(command: App | None = None) -> None:
             part = references.part_of(frames[0].filename)
             text = f"{part}{type(error).__name__}: {text}\n{''.join(traceback.format_list(frames)).rstrip()}"
             text = without_secrets(text.replace(f"{Path.cwd()}{os.sep}", ""))
-        for line in f"magicrl: {text}".splitlines():
+        for line in visible(f"magicrl: {text}").splitlines():
             print_prose(errors, line)
         # These mean that the command line, the recipe, the data, the model or a folder cannot be used. Whatever custom
         # code raises is a failure of that code.

@@ -12,12 +12,13 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, ParamSpec, TypeVar
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter
 
 from magicrl.config.errors import RecipeError
+from magicrl_verifiers.cli import Whole
 
 Flag = Annotated[bool, Parameter(negative=())]
 _REPEATED = Parameter(negative=(), consume_multiple=False)
@@ -26,14 +27,6 @@ Several = Annotated[list[str] | None, _REPEATED]
 Parameters = ParamSpec("Parameters")
 Record = TypeVar("Record")
 Returned = TypeVar("Returned")
-
-
-def _whole(_type: Any, tokens: Sequence[Token]) -> int:
-    """Return a whole number. cyclopts itself rounds: 2.5 would be 2."""
-    try:
-        return int(tokens[0].value)
-    except ValueError:
-        raise ValueError(f"give a whole number, got {tokens[0].value}") from None
 
 
 _AS_TYPED: Mapping[str, Any] = {
@@ -45,7 +38,7 @@ _AS_TYPED: Mapping[str, Any] = {
     "Counts": str,
     "Sequence[str]": Annotated[list[str], _REPEATED],
     "bool": Flag,
-    "int": Annotated[int, Parameter(converter=_whole)],
+    "int": Whole,
 }
 """Types of the Python API that a terminal gives as text."""
 
@@ -154,8 +147,10 @@ def check_read(mode: str, given: Mapping[str, Any], *, reads: Collection[str] = 
         given: values of the other options by name.
         reads: names of those that ``mode`` reads.
     """
-    for name in (name for name, value in given.items() if value and name not in reads):
-        raise RecipeError(f"--{name.replace('_', '-')} has no effect with {mode}; leave one of the two out")
+    for name, value in given.items():
+        # zero is a value that was given
+        if value is not None and value is not False and name not in reads:
+            raise RecipeError(f"--{name.replace('_', '-')} has no effect with {mode}; leave one of the two out")
 
 
 def _terminal_type(function: Callable[..., Any], annotation: str) -> Any:

@@ -151,7 +151,8 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         "parameters": made.shape.parameters,
         "gpu": hardware.name,
         "gpus": made.options.gpus,
-        "staleness": made.staleness,
+        "staleness": 0 if layout.colocated else made.staleness,
+        "requested_staleness": made.staleness,
         "dtype": made.dtype,
         "calibration": {
             key: getattr(made.calibration, key) for key in ("name", "dtype", "source", "factor", "factor_from")
@@ -227,7 +228,7 @@ def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:
     from magicrl.planning.planner import flops_bound
 
     parts, work = stage.parts, stage.work
-    bound = flops_bound(made.shape, made.hardware, work, made.options.gpus)["step"]
+    bound = flops_bound(made.shape, made.hardware, work, made.options.gpus, made.adapters)["step"]
     return {
         "max_tokens": work.lengths.limit,
         "rollout_batch": work.rollout_batch,
@@ -384,8 +385,10 @@ def _print(facts: dict[str, Any], console: Console) -> None:
     degrees = f"tensor parallel {layout['tensor_parallel']}, sequence parallel {layout['sequence_parallel']}"
     say(f"layout: {sides}; {degrees}")
     say(f"settings: {' '.join(f'--set {one}' for one in facts['settings']) or 'as in the recipe'}")
+    if turns := _turns(facts):
+        say(turns)
     if "rollout.max_staleness=0" in facts["settings"]:
-        why = "in the fastest layout engine and learner take turns" if facts["staleness"] else "--staleness 0"
+        why = "engine and learner take turns" if turns else "--staleness 0"
         say(f"these settings end the recipe's asynchronous training: {why}")
     for side in ("learner", "engine"):
         terms = ", ".join(f"{name} {value:.2f}" for name, value in memory[side].items() if value >= 0.005)
@@ -416,11 +419,20 @@ def _print(facts: dict[str, Any], console: Console) -> None:
             say(f"instead {other['change']}: refused: {other['refused']}")
             continue
         step = ", ".join(f"{stage['step_seconds']:.4g}" for stage in other["stages"])
-        say(f"instead {other['change']}: {step} s per step, {_hours(other)}")
+        said = f"; {turns}" if (turns := _turns(other)) else ""
+        say(f"instead {other['change']}: {step} s per step, {_hours(other)}{said}")
     say(
         f"efficiencies: {facts['calibration']['source']}. Lengths, kept groups and prompt lengths are assumed where "
         "they were not given; limits of the predictions: docs/guides/planning.md"
     )
+
+
+def _turns(facts: Mapping[str, Any]) -> str:
+    """Return why the requested staleness has no effect; empty where it has one, or is 0."""
+    if facts["staleness"] == facts["requested_staleness"]:
+        return ""
+    asked = facts["requested_staleness"]
+    return f"staleness {asked} has no effect: in the fastest layout engine and learner take turns"
 
 
 def _stated_line(stated: dict[str, Any], gpus: int, staleness: int) -> str:

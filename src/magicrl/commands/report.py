@@ -14,6 +14,7 @@ from magicrl.commands.options import Flag, check_read
 from magicrl.config.errors import RecipeError
 from magicrl.reporting.comparison_page import is_evaluation, write_comparison_page
 from magicrl.reporting.run_page import HOST, report_server, write_run_page
+from magicrl_verifiers.cli import Whole
 
 
 def report(
@@ -22,7 +23,7 @@ def report(
     x: Literal["steps", "tokens", "wall", "gpu-hours"] | None = None,
     group_by: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
     serve: Flag = False,
-    port: int = 0,
+    port: Whole = 0,
 ) -> int:
     """Write a report: one self-contained HTML page of a run, or one that compares runs and evaluations.
 

@@ -22,6 +22,7 @@ from magicrl.commands.options import Flag, Several
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
+from magicrl_verifiers.cli import Whole
 
 CHECKS = {
     "loss": ("the loss is the formula", "loss:check_loss"),
@@ -52,7 +53,7 @@ def selfcheck(
     quick: Flag = False,
     peers: Flag = False,
     livecodebench: Path | None = None,
-    seed: int = 0,
+    seed: Whole = 0,
     output: Path = Path("selfcheck.json"),
     page: Path | None = None,
 ) -> int:

@@ -11,6 +11,7 @@ from magicrl.commands.options import Flag
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import DType
 from magicrl.reporting.wording import print_prose
+from magicrl_verifiers.cli import Whole
 
 HOST = "127.0.0.1"
 
@@ -21,10 +22,10 @@ def serve(
     *,
     name: str | None = None,
     checkpoints: Path = Path("tinker"),
-    port: int = 8000,
+    port: Whole = 8000,
     full_weights: Flag = False,
     dtype: DType = "float32",
-    seed: int = 0,
+    seed: Whole = 0,
 ) -> int:
     """Serve the Tinker API for one client on this machine, which trains and samples the model.
 

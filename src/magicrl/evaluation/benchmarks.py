@@ -185,6 +185,12 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
         filters = [f"{name} = {options.filters[name]} leaves out {count}" for name, count in left_out.items()]
         why = "; ".join([*filters, *aside[:1]]) or "an empty file, or no problem in the window"
         raise ValueError(f"benchmark {asked.name}: no problem can be used: {why}")
+    dated = any(read.date is not None for read in found)
+    if options.days is not None and not dated:
+        raise RecipeError(
+            f"benchmark {asked.name}: no problem has a day that --window {options.window} could select by, such as "
+            "LiveCodeBench's contest_date; leave the option out"
+        )
     default = known.verifier if known is not None else GYM if asked.task is not None else "maths"
     problems = _finished(found, asked.name, options, default)
     narrowed = known is not None and options.days not in (None, known.window)
@@ -200,7 +206,7 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
             "source": asked.source,
             **{name: getattr(from_hub, name, None) for name in ("subset", "split", "revision")},
             "licence": known.licence if known is not None else None,
-            "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
+            "window": [None if day is None else day.isoformat() for day in window] if dated and any(window) else None,
             **options.filters,
             "template_given": options.template is not None,
             "template": options.template or sorted({read.template for read in found}),

@@ -102,7 +102,8 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
     """Return the settings that should agree: all except the model and the seeds."""
     kept = {key: value for key, value in settings.items() if key not in ("problems", "benchmark")}
-    kept["engine"] = {k: v for k, v in settings["engine"].items() if k != "model" and not k.endswith("sha256")}
+    engine = settings["engine"].items()
+    kept["engine"] = {key: value for key, value in engine if key != "served_model" and not key.endswith("sha256")}
     kept["sampling"] = {key: value for key, value in settings["sampling"].items() if key != "seed"}
     return kept | {"samples": samples}
 

@@ -139,6 +139,8 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
             "mode": settings.mode,
             "prompt_format": prompt_format(tokenizer) if tokenizer is not None and here else prompts,
             "extra": dict(settings.extra),
+            # vLLM alone is sent top_k and min_p, which others take from their own defaults
+            **({} if engine.is_vllm else {"dialect": "openai"}),
         },
         facts={
             "model": without_secrets(settings.model),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields
 from datetime import date
 from functools import cached_property
 from pathlib import Path
@@ -36,6 +36,10 @@ FILTERS: Mapping[str, Callable[[Any, Problem], bool] | None] = {
 """Options that leave out problems, by name: whether a value keeps a problem. None: it depends on the other problems.
 
 ``eval --run`` compares them with those of earlier evaluations."""
+_COUNTS = {"levels": 0, "fresh_limits": 1, "pass_at": 1, "majority_at": 1}
+"""Options of several numbers, and the smallest number of each."""
+_LEAST = {"samples": 1, "limit": 1, "workers": 1, "threads": 1}
+"""The smallest value of options that nothing else checks: a 0 would count as not given."""
 Window = tuple[date | None, date | None]
 """First and last day; None: no bound."""
 
@@ -187,6 +191,12 @@ class EvaluationOptions:
     """True for the usual display, False for none, or an observer."""
 
     def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self) if field.type in ("int", "int | None")):
+            value, option = getattr(self, name), "--" + name.replace("_", "-")
+            if value is not None and type(value) is not int:
+                raise RecipeError(f"{option}: give a whole number, got {value!r}")
+            if value is not None and value < (least := _LEAST.get(name, value)):
+                raise RecipeError(f"{option} must be at least {least}, got {value}")
         try:
             registry.check("engine", self.engine)
         except ValueError as error:
@@ -199,15 +209,13 @@ class EvaluationOptions:
             raise RecipeError("--temperature 0 gives the same response every time; use --samples 1")
         if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"--template must hold {{prompt}}, got {self.template!r}")
-        if self.limit is not None and self.limit < 1:
-            raise ValueError(f"--limit must be at least 1, got {self.limit}")
         if self.limit_seed is not None and (self.limit is None or self.limit_seed < 0):
             raise ValueError("--limit-seed: give a whole number from 0, and with --limit how many problems to draw")
         if unknown := sorted({*self.columns} - {"prompt", "answer", "id", "level"}):
             raise ValueError(f"--field {unknown[0]}=...: known are prompt, answer, id and level")
         # each of these refuses a wrong text before a model is loaded
-        _ = self.part, self.days, self.engine_values, self.price, self.judging, self.filters
-        _ = self.counts("pass_at"), self.counts("majority_at"), self.fresh
+        _ = self.part, self.days, self.engine_values, self.price, self.judging
+        _ = [self.counts(name) for name in _COUNTS]
 
     @property
     def folder(self) -> Path:
@@ -257,7 +265,7 @@ class EvaluationOptions:
     def filters(self) -> dict[str, Any]:
         """Given options that leave out problems, as a job records them: a number or a sorted list."""
         values = {name: getattr(self, name) for name in FILTERS if getattr(self, name) is not None}
-        several = {name: self.counts(name) for name, value in values.items() if isinstance(value, str | Sequence)}
+        several = {name: self.counts(name) for name in values if name in _COUNTS}
         return values | {name: sorted({*(numbers or ())}) for name, numbers in several.items()}
 
     def left_out_by(self, problem: Problem) -> str | None:
@@ -320,13 +328,14 @@ class EvaluationOptions:
     def counts(self, name: str) -> tuple[int, ...] | None:
         """Return the numbers of an option, ``"1,4"`` as ``(1, 4)``; None if it is not given."""
         given: Counts | None = getattr(self, name)
-        if given is None or not isinstance(given, str):
-            return None if given is None else tuple(given)
-        parts = [part.strip() for part in given.split(",")]
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        if given is None:
+            return None
+        parts = given.split(",") if isinstance(given, str) else given if isinstance(given, Iterable) else [given]
+        texts = [str(part).strip() for part in parts]
+        if not all(text.isdecimal() and int(text) >= _COUNTS[name] for text in texts):
             option = "--" + name.replace("_", "-")
             raise RecipeError(f"{option} {given}: give whole numbers separated by commas, e.g. 1,4")
-        return tuple(int(part) for part in parts)
+        return tuple(int(text) for text in texts)
 
     @property
     def fresh(self) -> list[int] | None:

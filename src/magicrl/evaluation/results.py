@@ -47,7 +47,7 @@ class Meter:
     Args:
         folder: folder of the accounts, created with the first one.
         gpus: number of GPUs of the engine; None if it samples on another machine.
-        workers: returns process ids of the verifier's workers.
+        workers: returns process ids of the workers of verifiers and environments.
         served: returns the counts of a server so far; None without a server.
     """
 

@@ -69,7 +69,13 @@ class Task:
             if not missing:
                 return
             file = SampleFile(path)
-            meter = Meter(self.folder.usage, gpus=opened.gpus, workers=lambda: judge.worker_pids, served=opened.served)
+            pools = [judge, opened.engine] if isinstance(opened.engine, EpisodeEngine) else [judge]
+            meter = Meter(
+                self.folder.usage,
+                gpus=opened.gpus,
+                workers=lambda: [pid for pool in pools for pid in pool.worker_pids],
+                served=opened.served,
+            )
             lengths: list[int] = []
 
             def write(row: SampleRow) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from magicrl.config.loader import leaves
 from magicrl.files import only_writer, write_atomically
-from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict, reward_earned
+from magicrl.records import Completion, FinishReason, Message, Outcome, Problem, Verdict, reward_earned
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -293,9 +293,10 @@ class EvaluationFolder:
                 row: dict[str, Any] = json.loads(line)
                 references = tuple(row.get("references", row.get("golds", ())))  # "golds" before 0.2
                 known = {name: row[name] for name in ("id", "prompt", "verifier")}
+                known["context"] = tuple(Message(**turn) for turn in row.get("context", ()))
                 # the cluster alone is recorded: of a problem without a template it is the key
                 found.append(Problem(**known, references=references, source=self.path.name, key=row["cluster"]))
-            except (ValueError, KeyError, AttributeError) as error:
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise ValueError(f"{self._problems}, line {number}: no problem ({error})") from None
         return found
 
@@ -341,6 +342,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
     ]
+
+
+def whole_prompt(problem: Problem) -> str:
+    """Return a problem's prompt as text; in a conversation each turn follows its role."""
+    if not problem.context:
+        return problem.prompt
+    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in problem.messages)
 
 
 def _shown(problem: Problem) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from math import ceil, floor, inf
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.model_schema import DType, LoraConfig
 from magicrl.config.schema import StageConfig, TrainConfig
-from magicrl.planning.costs import Efficiency, System, forward_flops, load_calibration
+from magicrl.planning.costs import Efficiency, System, forward_flops, learner_flops, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, Stated, check_stated, default_shards, fitting_layouts, refusal
 from magicrl.planning.memory import value_bytes
@@ -84,7 +84,7 @@ class Plan:
     shape: ModelShape
     hardware: Hardware
     options: Options
-    staleness: int  # that of the options, or the recipe's
+    staleness: int  # that of the options, or the recipe's; without effect where the layout is colocated
     calibration: Efficiency
     placed: Placed
     stages: tuple[StagePlan, ...]
@@ -92,6 +92,7 @@ class Plan:
     settings: Mapping[str, Setting]  # changes of the recipe for this layout: dotted keys to values
     dtype: DType = "bfloat16"  # of the recipe, which the memory follows; the times are those of the calibration
     stated: Stated | None = None  # the recipe's ``[cluster]``; None where there is none, or on CPUs
+    adapters: int = 0  # parameters that LoRA trains; 0 without it
 
     @property
     def hours(self) -> float:
@@ -118,6 +119,8 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
     mini = stage.mini_batch or stage.rollout_batch
     sgd_steps = max(1, ceil(stage.rollout_batch / mini)) * config.algorithm.reuse
     seen = options.measured[1] if options.measured is not None else KEPT
+    teacher = local_teacher(config)
+    own_teacher = config.teacher is not None and teacher is None and config.teacher.server is None
     return Workload(
         lengths=lengths,
         prompt=options.prompt or min(PROMPT, stage.max_tokens, config.data.max_prompt_tokens),
@@ -126,7 +129,8 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
         sgd_steps=sgd_steps,
         reuse=config.algorithm.reuse,
         kept=options.kept or (seen if config.algorithm.reject_zero_advantage else 1.0),
-        forwards=(sgd_steps > 1) + (config.reference.mode != "none"),
+        forwards=(sgd_steps > 1) + (config.reference.mode != "none") + own_teacher,
+        teacher=None if teacher is None else load_shape(teacher),
         shared_prompts=config.model.share_prompts,
     )
 
@@ -136,8 +140,7 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
     longest = max(stage.max_tokens for stage in config.stages)
     single = options.gpus == 1
     prompt = config.data.max_prompt_tokens if longest >= LONG_CONTEXT else (options.prompt or PROMPT)
-    # a served teacher needs no memory here, and without a model the policy is its own teacher
-    teacher = None if config.teacher is None or config.teacher.server is not None else config.teacher.model
+    teacher, lora = local_teacher(config), config.model.lora
     return Demand(
         shape=shape,
         hardware=hardware,
@@ -152,21 +155,24 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
         teacher=0 if teacher is None else load_shape(teacher).parameters,
         rows=config.rollout.max_rows if single else 256,
         cache_limit=config.rollout.memory_limit_mb * 2.0**20 if single else float("inf"),
-        adapters=adapter_parameters(config, shape),
+        adapters=0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),
     )
 
 
-def adapter_parameters(config: TrainConfig, shape: ModelShape) -> int:
-    """Return the number of parameters that LoRA trains; 0 without it."""
-    lora = config.model.lora
-    return 0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules)
+def local_teacher(config: TrainConfig) -> str | None:
+    """Return the model of a teacher on these accelerators; None without one, or if it is served or the policy."""
+    return None if config.teacher is None or config.teacher.server is not None else config.teacher.model
 
 
-def flops_bound(shape: ModelShape, hardware: Hardware, work: Workload, gpus: int) -> dict[str, float]:
+def flops_bound(
+    shape: ModelShape, hardware: Hardware, work: Workload, gpus: int, adapters: int = 0
+) -> dict[str, float]:
     """Return the seconds of rollout, update and step for only FLOPs at the peak rate, a lower bound of every plan."""
-    a_pass = forward_flops(shape, work.tokens, work.mean_context) / (gpus * hardware.flops)
-    update = 3.0 * a_pass * work.kept * work.reuse
-    return {"rollout": a_pass, "update": update, "step": (1 + work.forwards) * a_pass + update}
+    rate, sizes = gpus * hardware.flops, (work.tokens, work.mean_context)
+    a_pass = forward_flops(shape, *sizes) / rate
+    update = learner_flops(shape, *sizes, recompute=0.0, adapters=adapters) / rate * work.kept * work.reuse
+    teacher = 0.0 if work.teacher is None else forward_flops(work.teacher, *sizes) / rate
+    return {"rollout": a_pass, "update": update, "step": (1 + work.forwards) * a_pass + teacher + update}
 
 
 Job = Sequence[tuple[Workload, int]]
@@ -330,6 +336,7 @@ def make_plan(
         settings=recipe_settings(config, needed, placed, staleness),
         dtype=config.model.dtype,
         stated=stated,
+        adapters=needed.adapters,
     )
 
 
@@ -374,7 +381,7 @@ def over_gpus(config: TrainConfig, plan: Plan) -> dict[int, StagePlan | None]:
     None where nothing fits.
     """
     now, options = plan.stages[longest_stage(plan.stages)], plan.options
-    system = System(plan.shape, plan.hardware, plan.calibration, adapter_parameters(config, plan.shape))
+    system = System(plan.shape, plan.hardware, plan.calibration, plan.adapters)
     counts = {round(options.gpus * f) for f in (0.25, 0.5, 1, 2, 4, 8) if options.gpus * f >= 1}
     found: dict[int, StagePlan | None] = {options.gpus: now}
     for count in (counts - {options.gpus}) if plan.hardware.gpus_per_node > 1 else ():

@@ -29,6 +29,7 @@ from magicrl.planning.costs import (
     straggling,
     weight_sync_seconds,
 )
+from magicrl.planning.shapes import ModelShape
 
 NORMAL = NormalDist()
 MEAN_AT_32K = 12_500  # tokens, mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K (published)
@@ -149,7 +150,10 @@ class Workload:
     sgd_steps: int = 1  # N_SGD, over all passes
     reuse: int = 1  # passes over the buffer
     kept: float = 1.0  # share of the groups that are kept after rejection
-    forwards: int = 0  # additional forwards over tokens: 1 for old log-probs of all responses, 1 for a reference
+    # additional forwards over tokens: 1 for old log-probs of all responses, 1 for a reference, 1 for the policy as its
+    # own teacher
+    forwards: int = 0
+    teacher: ModelShape | None = None  # another model that makes one forward over them
     shared_prompts: bool = False  # learner and log-prob passes compute a prompt once per group
 
     @property
@@ -233,7 +237,7 @@ class StepTime:
 
     rollout: float  # t_R: every response of the step, including the longest
     learn: float  # t_T: all updates
-    logprobs: float  # old and reference log-probs
+    logprobs: float  # log-probs of the old policy, the reference and a teacher
     sync: float  # new weights to the engine
     outside: float  # judging, data handling
     busy: float  # rollout of as many tokens if the next steps' responses keep the engine's batch full
@@ -340,11 +344,12 @@ def step_time(system: System, work: Workload, layout: Layout) -> StepTime:
         recompute=layout.recomputed(work),
     )
     gpus = layout.learner_gpus
+    scored = [system] * work.forwards + ([] if work.teacher is None else [replace(system, shape=work.teacher)])
     moved = offload_seconds(system, learner, gpus // layout.sequence_parallel, layout.shards) if layout.offload else 0.0
     return StepTime(
         rollout=rollout,
         learn=learner_seconds(system, learner, gpus, layout.sequence_parallel, layout.exchange) + moved,
-        logprobs=work.forwards * logprob_seconds(system, work.tokens, work.mean_context, gpus),
+        logprobs=sum(logprob_seconds(one, work.tokens, work.mean_context, gpus) for one in scored),
         sync=weight_sync_seconds(system, layout.gpus),
         outside=system.efficiency.other * work.responses,
         busy=busy,

@@ -411,7 +411,7 @@ def evaluation_names(evaluations: Sequence[RecordedEvaluation]) -> list[str]:
             for i in members:  # the settings that determined the samples, without problems, seed and checksums
                 first = next(iter(evaluations[i].benchmarks.values()), None)
                 flat = {} if first is None else leaves({**first.settings, "samples": first.samples})
-                other = ("problems.", "benchmark", "sampling.seed", "engine.model")
+                other = ("problems.", "benchmark", "sampling.seed")
                 tables.append({k: v for k, v in flat.items() if not (k.startswith(other) or k.endswith("sha256"))})
             folders = path_labels([evaluations[i].path for i in members])
             suffixes = setting_names(tables) if differing(tables) else folders

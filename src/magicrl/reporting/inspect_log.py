@@ -100,13 +100,14 @@ def _sample(problem: Problem, row: SampleRow, model: str) -> dict[str, Any]:
     choice = {"message": answer, "stop_reason": _STOP_REASONS.get(row.finish_reason, "unknown")}
     usage = {"input_tokens": row.prompt_tokens or 0, "output_tokens": row.tokens}
     usage["total_tokens"] = sum(usage.values())
+    asked = [{"role": turn.role, "content": turn.content} for turn in problem.messages]
     score = {"value": row.reward, "answer": row.extracted, "explanation": row.reason or row.status}
     sample: dict[str, Any] = {
         "id": problem.id,
         "epoch": row.sample + 1,
-        "input": problem.prompt,
+        "input": asked if problem.context else problem.prompt,
         "target": list(problem.references) or "",
-        "messages": [{"role": "user", "content": problem.prompt}, answer],
+        "messages": [*asked, answer],
         "output": {"model": model, "choices": [choice], "usage": usage},
         "metadata": {key: getattr(row, key) for key in ("outcome", "status", "decided_by", "entropy", "truncated")},
         "model_usage": {model: usage},

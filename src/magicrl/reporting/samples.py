@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.samples import SampleRow, whole_prompt
 from magicrl.reporting.read_folders import (
     EvaluatedProblem,
     RecordedEvaluation,
@@ -227,7 +227,7 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
         columns: list[dict[_Key, list[SampleRow]]] = []
         for i, result in shown:
             listed, rows = scored_samples(evaluations[i].path / benchmark, result.samples)
-            keys: dict[str, _Key] = {problem.id: (problem.id, problem.prompt, problem.references) for problem in listed}
+            keys: dict[str, _Key] = {p.id: (p.id, whole_prompt(p), p.references) for p in listed}
             known |= dict.fromkeys(keys.values())
             columns.append({})
             for row in rows:

@@ -362,6 +362,7 @@ class WandbTracker:
         """
         self._wandb: Any = importlib.import_module("wandb")
         self._run: Any = None
+        self._texts: dict[tuple[int, str], str] = {}  # of events so far, by step and kind
         with _service_of_this_process():
             if self._wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
                 return
@@ -396,8 +397,11 @@ class WandbTracker:
         self._run.log(dict(values), step=step)
 
     def event(self, step: int, kind: str, message: str) -> None:
-        # W&B drops a step before its newest one, which a resume's event has.
-        self._run.log({f"events/{kind}": message}, step=max(step, self._run.step))
+        # W&B drops a step before its newest one, which a resume's event has, and keeps the last value of a step.
+        step = max(step, self._run.step)
+        earlier = self._texts.get((step, kind))
+        self._texts[step, kind] = message if earlier is None else f"{earlier}\n{message}"
+        self._run.log({f"events/{kind}": self._texts[step, kind]}, step=step)
 
     def results(self, step: int, values: Mapping[str, float]) -> None:
         self._run.summary.update(dict(values))
@@ -509,7 +513,9 @@ class MlflowTracker:
         self._client.log_batch(self._run, metrics=metrics)
 
     def event(self, step: int, kind: str, message: str) -> None:
-        self._client.set_tag(self._run, f"events/{kind}/{step:06d}", message)
+        tag = f"events/{kind}/{step:06d}"
+        earlier = self._client.get_run(self._run).data.tags.get(tag)
+        self._client.set_tag(self._run, tag, message if earlier is None else f"{earlier}\n{message}")
 
     results = step
 

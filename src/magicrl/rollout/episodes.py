@@ -143,6 +143,11 @@ class EpisodeEngine(SchedulingEngine):
         self._drop(0)
         return unfinished
 
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the running workers of environments."""
+        return self._pool.worker_pids
+
     def close(self) -> None:
         self._engine.close()
         self._pool.close()

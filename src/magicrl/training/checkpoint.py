@@ -370,6 +370,16 @@ def start_model_of(run: Path) -> str:
     return str(_read_run(run)["start_model"])
 
 
+def checkpoint_identity(run: Path, name: str) -> dict[str, str | None]:
+    """Return what tells a checkpoint from another of its step: its run, and its content (None if it was removed)."""
+    facts, state = _read_run(run), run / "checkpoints" / name / "state.json"
+    try:
+        content = sha256_of(state)
+    except FileNotFoundError:
+        content = None
+    return {"run": f"{facts['config_hash']}, {facts['environments'][0]['started']}", "state_sha256": content}
+
+
 def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
     """Write the weights of a checkpoint as a model folder, in the run's compute precision.
 

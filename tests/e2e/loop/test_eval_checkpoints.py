@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,6 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(
         folder = Path(given.output)
         assert (Path(given.model) / "model.safetensors").exists()
         seen.append(folder.name)
-        folder.mkdir()
         (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
         if folder.name == first.name:  # meanwhile the run continues, removes old checkpoints and ends
             shutil.rmtree(first)
@@ -214,6 +214,46 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(
         evaluate_checkpoints(arguments(), tmp_path, tmp_path / "out", evaluate, Console(), follow=True)
 
 
+def test_results_of_another_run_are_not_those_of_this_one(
+    finished: Path,
+    toy_recipe: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("magicrl.commands.eval.requested", nothing_changed)
+    other, output, seen = tmp_path / "other", tmp_path / "out", list[str]()
+    recipe = load_train_recipe(toy_recipe, (*NEVER, "checkpoint.keep_last=9", "run.seed=7"))
+    run_training(recipe, other, NullObserver(), resume=False)
+
+    def evaluate(given: EvaluationOptions) -> int:
+        results = Path(given.output) / "results.json"
+        assert not results.exists(), "after an interruption they would be those of this checkpoint"
+        seen.append(results.parent.name)
+        results.write_text(json.dumps({"benchmarks": {}}))
+        return 0
+
+    def evaluated(run: Path) -> list[str]:
+        seen.clear()
+        with suppress(ValueError):  # these results have no benchmark to compare
+            evaluate_checkpoints(arguments(), run, output, evaluate, Console(width=200), follow=False)
+        return [*seen]
+
+    steps = ["step-000002", "step-000004"]
+    assert [evaluated(run) for run in (finished, finished, other)] == [steps, [], steps]
+    said = capsys.readouterr().out
+    assert f"step-000002 of {other}, evaluated again: its results are of another checkpoint, or an unknown one" in said
+    shutil.rmtree(checkpoint_folders(other)[0])
+    assert evaluated(other) == []
+    assert "is not compared" not in capsys.readouterr().out, "the run has removed it since"
+    shutil.rmtree(checkpoint_folders(finished)[0])
+    assert evaluated(finished) == steps[1:]
+    assert (
+        "step-000002 is not compared: its results are of another checkpoint, or an unknown one"
+        in capsys.readouterr().out
+    )
+
+
 def test_a_shard_visits_each_checkpoint_once_and_keeps_the_copies_of_others(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -226,7 +266,6 @@ def test_a_shard_visits_each_checkpoint_once_and_keeps_the_copies_of_others(
         seen.append(folder.name)
         assert len(seen) <= 5, "a shard came back to a checkpoint"
         if given.shard == "1/2":
-            folder.mkdir()
             (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
         elif given.shard == "0/2" and folder.name == "step-000002":  # meanwhile the other has its turn
             evaluate_checkpoints(arguments(shard="1/2"), finished, output, evaluate, Console(), follow=False)

@@ -200,6 +200,9 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--inspect-logs", "logs", "--run", "a"], "--inspect-logs needs --model"),
         (["--compare", "a", "b"], "--model has no effect with --compare; leave one of the two out"),
         (["--merge"], "--model has no effect with --merge; leave one of the two out"),
+        (["--samples", "0"], "--samples must be at least 1, got 0"),
+        (["--workers", "0"], "--workers must be at least 1, got 0"),
+        (["--threads", "0"], "--threads must be at least 1, got 0"),
         (["--follow"], "--follow needs --run RUN"),
     ],
 )
@@ -212,12 +215,33 @@ def test_a_wrong_option_is_refused_before_a_model_is_loaded(more: list[str], mes
     assert not (tmp_path / "out").exists()
 
 
+def test_a_shard_gives_no_results_of_an_earlier_call(
+    model: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more: dict[str, Any] = {"limit": 3, "max_tokens": 200, "template": "{prompt}", "threads": 1, "workers": 1}
+    more |= {"output": tmp_path / "a", "reward": "exact", "progress": False}
+    assert magicrl.evaluate(model, problems, samples=1, **more).scores.loc["ones", "samples"] == 1
+    with pytest.raises(ValueError, match=r"shard=0/2 of .*a is done, and samples of other shards are missing"):
+        magicrl.evaluate(model, problems, samples=2, shard="0/2", **more)
+    logs = ["--limit", "3", "--shard", "0/2", "--inspect-logs", str(tmp_path / "logs")]
+    assert call(words(model, problems, tmp_path / "a", *logs)) == 0
+    assert "2 of 6 samples are missing" in capsys.readouterr().out.replace("\n", " ")
+    assert not (tmp_path / "logs").exists(), "those would be logs of one sample"
+    assert magicrl.evaluate(model, problems, samples=2, shard="1/2", **more).scores.loc["ones", "samples"] == 2
+
+
 def test_words_of_options() -> None:
     options = arguments(preset="released-code", temperature=0.9, shard="1/4", pass_at="1, 4", fresh_limits=(8, 4, 8))
     assert (options.sampling.temperature, options.sampling.max_tokens) == (0.9, 32768)
     assert (options.part, options.counts("pass_at"), options.fresh) == ((1, 4), (1, 4), [4, 8])
     assert arguments(window="2024-08-01..").days == (date(2024, 8, 1), None)
     assert _best({"8": {"mean": 0.5}, "16": {"mean": 0.75}}) == "@16 75.0"
+
+
+@pytest.mark.parametrize("option", ["--seed", "--temperature", "--top-k"])
+def test_a_zero_is_an_option_without_effect(option: str) -> None:
+    with pytest.raises(RecipeError, match=f"{option} has no effect with --compare; leave one of the two out"):
+        call(["eval", "--compare", "a", "b", option, "0"])
 
 
 def sample(right: bool | None) -> SampleRow:

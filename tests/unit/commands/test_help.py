@@ -50,6 +50,15 @@ def test_a_number_is_not_rounded(text: str) -> None:
 
 
 @pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
+def test_no_whole_number_is_rounded(words: tuple[str, ...]) -> None:
+    command = app
+    for word in words:
+        command = command[word]
+    options = [one for one in command.assemble_argument_collection() if one.hint in (int, int | None)]
+    assert [one.name for one in options if one.parameter.converter is None] == []
+
+
+@pytest.mark.parametrize("words", list(leaves(app)), ids=" ".join)
 def test_help_shows_every_word_of_its_text(words: tuple[str, ...]) -> None:
     command = app
     for word in words:
@@ -123,3 +132,12 @@ def test_an_error_of_the_command_line_is_one_sentence(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"{error}\n"
+
+
+def test_an_error_shows_characters_that_a_terminal_would_act_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["magicrl", "data", "stats", "no\x1bc"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "no␛c" in capsys.readouterr().err

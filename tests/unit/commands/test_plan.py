@@ -105,6 +105,17 @@ def test_the_staleness_of_a_plan_is_the_recipe_s_unless_another_is_given(capsys:
     assert "accelerators, the recipe's rollout.max_staleness 1: all stages" in text
 
 
+def test_staleness_has_no_effect_where_engine_and_learner_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["quickstart", "--gpu", "H100-80G", "--compare", "staleness=1"]
+    why = "has no effect: in the fastest layout engine and learner take turns"
+    text = " ".join(plan(capsys, *words, "--staleness", "2").split())
+    assert f"as in the recipe staleness 2 {why} learner" in text
+    assert f"accelerator-hours; staleness 1 {why} efficiencies" in text
+    facts = json.loads(plan(capsys, *words, "--staleness", "2", "--json"))
+    assert (facts["staleness"], facts["requested_staleness"]) == (0, 2)
+    assert "staleness" not in plan(capsys, *words[:3])
+
+
 @pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
 def test_what_cannot_fit_exits_2_and_says_what_would(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

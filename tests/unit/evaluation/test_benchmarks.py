@@ -175,14 +175,40 @@ def test_every_filter_selects_problems_before_the_limit_and_counts_the_others(na
 
 def test_levels_are_numbers() -> None:
     assert arguments(levels=(3, 1)).filters["levels"] == [1, 3]
+    assert arguments(levels="0,2").filters["levels"] == [0, 2]
+    assert arguments(levels=4).filters["levels"] == [4]
     with pytest.raises(ValueError, match=r"--levels 1-3: give whole numbers separated by commas"):
         arguments(levels="1-3")
 
 
-@pytest.mark.parametrize(("given", "message"), [({"limit": 0}, "--limit must be at least 1, got 0")])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"limit": 0}, "--limit must be at least 1, got 0"),
+        ({"limit": 2.5}, "--limit: give a whole number, got 2.5"),
+        ({"limit": 2, "limit_seed": 0.5}, "--limit-seed: give a whole number, got 0.5"),
+        ({"levels": ["a"]}, r"--levels \['a'\]: give whole numbers separated by commas"),
+        ({"levels": [2.5]}, r"--levels \[2.5\]: give whole numbers"),
+    ],
+)
 def test_bounds_of_filters(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         arguments(**given)
+
+
+def test_a_window_needs_problems_with_a_day(tmp_path: Path) -> None:
+    plain = write_lines(tmp_path / "plain.jsonl", [{"problem": "1+1?", "answer": 2, "date": "2020-01-01"}])
+    with pytest.raises(RecipeError, match=r"benchmark plain: no problem has a day that --window 2024-08-01\.\. could"):
+        load(str(plain), window="2024-08-01..")
+    assert load_benchmark(parse_asked(f"livecodebench={plain}"), arguments()).facts["window"] is None
+    dated = write_lines(tmp_path / "dated.jsonl", [live("a", "2024-08-01", "stdin", CASES)])
+    assert load_benchmark(parse_asked(str(dated)), arguments(window="2024-08-01..")).facts["window"] == [
+        "2024-08-01",
+        None,
+    ]
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(RecipeError, match="benchmark reasoning_gym-leg_counting: no problem has a day"):
+        load("reasoning_gym/leg_counting", window="2024-08-01..")
 
 
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
@@ -190,7 +216,9 @@ def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     assert load_benchmark(parse_asked(f"amc23={file}"), arguments()).whole
     assert not load_benchmark(parse_asked(f"amc23={file}"), arguments(limit=10)).whole
     assert load_benchmark(parse_asked(f"amc23={file}"), arguments(limit=41, limit_seed=0)).whole
-    assert not load_benchmark(parse_asked(f"amc23={file}"), arguments(window="2024-01-01..")).whole
+    dated = write_lines(tmp_path / "d.jsonl", [live(str(i), "2024-08-01", "stdin", CASES) for i in range(40)])
+    assert load_benchmark(parse_asked(f"amc23={dated}"), arguments()).whole
+    assert not load_benchmark(parse_asked(f"amc23={dated}"), arguments(window="2024-01-01..")).whole
     assert load_benchmark(parse_asked(f"amc23={file}"), arguments(limit=40)).whole, "the limit leaves out nothing"
     levels = write_lines(tmp_path / "levels.jsonl", [{"problem": f"{i}?", "answer": i, "level": 1} for i in range(40)])
     assert load_benchmark(parse_asked(f"amc23={levels}"), arguments(levels="1")).whole
@@ -271,6 +299,9 @@ class Evil:
 
 def packed(value: Any) -> str:
     return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
+
+
+CASES = [{"input": "1\n", "output": "2\n"}] * 2
 
 
 def live(name: str, day: str, kind: str, cases: list[dict[str, str]], **more: Any) -> dict[str, Any]:

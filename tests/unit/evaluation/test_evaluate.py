@@ -224,6 +224,16 @@ def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Pat
     assert (found["better"], found["worse"]) == (sum(d > 0 for d in deltas), sum(d < 0 for d in deltas))
     assert 0 < found["p_value"] <= 1
     assert found["settings_differ"] == []
+    for folder, name in (("0", "small"), ("1", "large")):
+        document = json.loads((tmp_path / folder / "results.json").read_text())
+        document["benchmarks"]["sums"]["settings"]["engine"] = {
+            "engine": "openai",
+            "served_model": name,
+            "mode": "chat",
+        }
+        (tmp_path / f"served-{folder}.json").write_text(json.dumps(document))
+    served = compare_pair(tmp_path / "served-0.json", tmp_path / "served-1.json")["benchmarks"]["sums"]
+    assert served["settings_differ"] == [], "two models are compared"
     longer = after["length"]["mean"] - before["length"]["mean"]
     assert found["tokens_difference"] == pytest.approx(longer)
     run(tiny_models[1], sums, tmp_path / "hot", replace(SETTINGS, temperature=2.0, samples=2))
@@ -376,8 +386,9 @@ def test_a_problem_that_cannot_be_judged_takes_no_measure_away(
 def test_episodes_that_run_out_of_turns_are_scored(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
     game = tmp_path / "game.py"
     game.write_text(
-        "from magicrl.environments.base import Step\n\n\nclass Game:\n    def reset(self, problem): ...\n\n"
-        "    def step(self, text):\n"
+        "import time\n\nfrom magicrl.environments.base import Step\n\n\nclass Game:\n"
+        "    def reset(self, problem): ...\n\n    def step(self, text):\n"
+        "        begun = time.process_time()\n        while time.process_time() < begun + 0.02: ...\n"
         "        return Step(done=True, reward=1.0) if '1' in text else Step(observation='what')\n"
     )
     played = replace(SETTINGS, samples=2, max_tokens=24, environment=f"{game}:Game", max_turns=1, fresh_limits=(20,))
@@ -387,6 +398,7 @@ def test_episodes_that_run_out_of_turns_are_scored(tiny_models: tuple[Path, Path
     assert found["scaling"]["over_limits"][-1]["accuracy"] == found["accuracy"]
     assert found["scaling"]["exact"]
     assert found["scaling"]["truncated_early"] > 0
+    assert found["usage"]["judging_cpu_seconds"] > 0.3, "of 20 responses, each judged in 0.02 s by its environment"
     assert path is not None
     console = Console(record=True, width=200)
     show_results(path, console)

@@ -109,4 +109,5 @@ def test_a_server_that_is_not_vllm_may_know_the_limit(owner: str) -> None:
     with json_server(lambda asked: Reply(body=models)) as url:
         opened = open_engine("openai", EngineSettings(model="tiny", options={"base_url": url}))
         opened.engine.close()
+    assert opened.decides.get("dialect") == (None if owner == "vllm" else "openai"), "other defaults of top-k and min-p"
     assert opened.knows_limit == (owner != "vllm"), "a curve over its limits is then an estimate"

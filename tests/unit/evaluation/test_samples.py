@@ -15,13 +15,22 @@ import pytest
 from scipy import stats
 
 from magicrl.evaluation.job import SamplingPlan, requests_for, run_job, sample_problems
-from magicrl.evaluation.samples import SampleFile, SampleRow, by_problem, read_samples, sample_row
+from magicrl.evaluation.samples import (
+    EvaluationFolder,
+    SampleFile,
+    SampleRow,
+    by_problem,
+    read_samples,
+    sample_row,
+    whole_prompt,
+)
 from magicrl.evaluation.statistics import majority_at_k, mean_of, score_rows, votes
 from magicrl.records import (
     Completion,
     Episode,
     FinishedSample,
     FinishReason,
+    Message,
     Outcome,
     Problem,
     RolloutGroup,
@@ -221,6 +230,19 @@ def test_votes_tell_wrong_answers_apart_and_right_ones_not() -> None:
     numbers = ["8", "8.0", "+8", r"\frac{16}{2}", r"8\text{ apples}", "$8$", "-8", "8,0", "8x"]
     rows = [row("a", place, "wrong", extracted=text) for place, text in enumerate(numbers)]
     assert votes(rows) == (0, [6, 1, 1, 1], 0), "other signs, lists and formulas are other answers"
+
+
+def test_earlier_turns_of_a_conversation_are_read_again(tmp_path: Path) -> None:
+    asked = replace(builders.problem("p", prompt="1 + 1?"), key="", context=(Message("system", "Be brief."),))
+    folder = EvaluationFolder(tmp_path / "sums")
+    folder.begin({"decides": {}, "samples": 1, "recorded": {}}, [asked, builders.problem("q", prompt="2?")])
+    first, second = folder.problems()
+    assert [(turn.role, turn.content) for turn in first.messages] == [("system", "Be brief."), ("user", "1 + 1?")]
+    assert [whole_prompt(one) for one in (first, second)] == ["system: Be brief.\n\nuser: 1 + 1?", "2?"]
+    path = folder.path / "problems.jsonl"
+    path.write_text(path.read_text().replace('"role"', '"who"'))
+    with pytest.raises(ValueError, match=r"problems\.jsonl, line 1: no problem \("):
+        folder.problems()
 
 
 def test_majority_of_all_samples_shares_ties() -> None:

@@ -100,7 +100,7 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
 ) -> None:
     texts = [
         "Ann has 3 red apples and eats one. How many are left?",
-        "What is 1 + 1?",
+        "\x1bc\u202eWhat is 1 + 1?",
         "Name the third odd prime number.",
     ]
     rows = [{"question": texts[place // 2], "answer": f"#### {place}"} for place in range(6)]
@@ -126,7 +126,9 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
     assert command("stats", four) == 0
     assert "01-mix" in capsys.readouterr().out
     assert command("stats", three, "--problem", "gsm8k/gsm8k-2") == 0
-    assert "dropped: in test set t" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "dropped: in test set t" in said
+    assert "\n␛c⟨U+202E⟩What is 1 + 1?\n" in said, "a terminal would act on the characters themselves"
     assert command("import", "--list") == 0
     assert "fixture" in capsys.readouterr().out
 

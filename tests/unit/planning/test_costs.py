@@ -291,6 +291,17 @@ def test_the_flops_bound_by_hand() -> None:
     assert bound == pytest.approx({"rollout": forward, "update": 1.5 * forward, "step": 3.5 * forward})
 
 
+def test_the_flops_bound_knows_what_lora_saves_and_a_teacher_costs() -> None:
+    """Frozen weights need no gradient: of 3 passes one is saved, except attention and 6 per adapter parameter."""
+    work = Workload(lengths=Lengths(median=1e6, sigma=0.1, limit=3), prompt=2, rollout_batch=1, group_size=2)
+    full, lora = (flops_bound(TOY, MACHINE, work, 2, adapters) for adapters in (0, 7))
+    saved = 10 * (2 * TOY.multiplied_parameters - 6 * 7) / (2 * MACHINE.flops)
+    assert full["update"] - lora["update"] == pytest.approx(saved)
+    assert full["step"] - lora["step"] == pytest.approx(saved)
+    taught = flops_bound(TOY, MACHINE, replace(work, teacher=TOY), 2)
+    assert taught["step"] == pytest.approx(full["step"] + full["rollout"])
+
+
 def test_shares_of_long_samples_are_those_of_drawn_ones() -> None:
     work = Workload(lengths=Lengths(median=900, sigma=0.6, limit=4000), prompt=100, rollout_batch=20000, group_size=1)
     sizes = np.minimum(np.ceil(900 * np.exp(0.6 * np.random.default_rng(0).standard_normal(20000))), 4000) + 100

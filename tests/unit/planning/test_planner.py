@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TrainConfig
-from magicrl.planning.costs import System, load_calibration
+from magicrl.planning.costs import System, forward_flops, load_calibration
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.layouts import fitting_layouts, place
 from magicrl.planning.planner import (
@@ -100,6 +100,28 @@ def test_a_teacher_needs_memory_unless_it_is_served_or_the_policy_itself() -> No
     served = load_train_recipe(PAPER, [*common, "teacher.server=http://localhost:8000/v1"])
     assert demand(served, SEVEN, H800, alone).teacher == 0
     assert demand(CONFIG, SEVEN, H800, alone).teacher == 0
+
+
+def test_a_teacher_makes_one_forward_unless_it_is_served() -> None:
+    common = ["algorithm.reject_zero_advantage=false", "reference.mode=monitor"]
+    alone, other, own, served = (
+        step_time(
+            System(SEVEN, H800, load_calibration(H800.name, SEVEN.hidden)),
+            work_of(load_train_recipe(PAPER, [*common, *sets]), Options(gpus=8)),
+            place(demand(CONFIG, SEVEN, H800, Options(gpus=8)), 8, 8, 1, 1, colocated=True).layout,
+        ).logprobs
+        for sets in (
+            [],
+            ["teacher.model=SmolLM2-135M"],
+            ["teacher.prompt={prompt} {reference}"],
+            ["teacher.model=SmolLM2-135M", "teacher.server=http://localhost:8000/v1"],
+        )
+    )
+    assert served == alone > 0
+    assert own == 2 * alone, "the policy with another prompt"
+    context = work_of(CONFIG, Options(gpus=8)).mean_context
+    a_pass, of_policy = (forward_flops(shape, 1.0, context) for shape in (load_shape("SmolLM2-135M"), SEVEN))
+    assert (other - alone) / alone == pytest.approx(a_pass / of_policy)
 
 
 def test_a_larger_batch_is_planned_with_the_recipe_s_mini_batch() -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from magicrl.commands.eval import Evaluation
 from magicrl.reporting.inspect_log import write_inspect_logs
 from magicrl.reporting.read_folders import read_evaluation_folder
+from magicrl.reporting.samples import evaluation_browsers
 
 from .conftest import write_evaluation
 
@@ -62,6 +64,22 @@ def test_a_logs_figures_are_those_of_the_results(folder: Path, tmp_path: Path) -
     for name, figure in (("accuracy", result["accuracy"]), ("pass_at_2", result["pass_at"]["2"])):
         ends = {name: figure["mean"], f"{name}_low": figure["low"], f"{name}_high": figure["high"]}
         assert {key: metrics[key]["value"] for key in ends} == ends
+
+
+def test_a_log_has_the_whole_conversation(folder: Path, tmp_path: Path) -> None:
+    path = folder / "sums" / "problems.jsonl"
+    first, *others = map(json.loads, path.read_text().splitlines())
+    first["context"] = [{"role": "system", "content": "Be brief."}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first, *others)))
+    (log,) = write_inspect_logs(read_evaluation_folder(folder), tmp_path / "logs")
+    found = documents(log)
+    sample, plain = found["samples/a/1_epoch_1.json"], found["samples/b_epoch_1.json"]
+    asked = [*first["context"], {"role": "user", "content": "Add <b>a/1</b>"}]
+    assert (sample["messages"][:-1], sample["input"], plain["input"]) == (asked, asked, "Add <b>b</b>")
+    assert Evaluation(read_evaluation_folder(folder)).samples()["prompt"][0] == (
+        "system: Be brief.\n\nuser: Add <b>a/1</b>"
+    )
+    assert evaluation_browsers([read_evaluation_folder(folder)], ["m"])[0]["problems"][0]["prompt"].startswith("system")
 
 
 def test_problems_whose_ids_differ_in_a_slash_are_two_samples(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
     examine("before")
     if not checkpoint:
         event("stage_start", 0, "stage 1")
+        event("warning", 0, "short")
+        event("warning", 0, "long")
     for step in range(checkpoint + 1, last + 1):
         values = {"train/accuracy/mean": step / 100, "stage/max_tokens": 64, "learner/clip_ratio": None}
         append("metrics.jsonl", {"step": step, "stage": 0, "values": values})
@@ -245,6 +247,8 @@ def test_a_stopped_and_resumed_run_has_every_point_once(name: str, resumed: Path
     assert [step for step, _ in curves["train/accuracy/mean"]] == list(range(1, 10))
     assert [value for _, value in curves["train/accuracy/mean"]] == pytest.approx([s / 100 for s in range(1, 10)])
     assert curves["events/stage_start"] == [(0, "stage 1")]
+    warned = [text for step, text in curves["events/warning"] if step == 0]
+    assert "\n".join(warned) == "short\nlong", "two events of one kind and step"
     assert curves["events/resume"] == [(4, "resumed")], "though the stopped run had sent step 4"
     assert "learner/clip_ratio" not in curves
     assert [value for _, value in curves["test_after/test_t0.6/mean"]] == pytest.approx([0.94])
@@ -274,7 +278,8 @@ def test_the_example_of_a_custom_tracker_has_every_point_once(resumed: Path) -> 
     results = {key: float(value) for _, key, value in csv.reader((resumed / "csv" / "results.csv").open())}
     assert results["test_after/test_t0.6/mean"] == 0.94
     events = list(csv.reader((resumed / "csv" / "events.csv").open()))
-    assert [kind for _, kind, _ in events] == ["evaluation", "stage_start", "end", "resume", "evaluation", "end"]
+    first = ["evaluation", "stage_start", "warning", "warning", "end"]
+    assert [kind for _, kind, _ in events] == [*first, "resume", "evaluation", "end"]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, Parameter
+from cyclopts import App, Parameter, Token
 from rich.console import Console
 
 from magicrl_verifiers.progress import ProgressLines
@@ -17,7 +17,18 @@ from magicrl_verifiers.progress import ProgressLines
 if TYPE_CHECKING:
     from magicrl_verifiers.batch import BatchSummary
 
+
+def _whole(_type: Any, tokens: Sequence[Token]) -> int:
+    """Return a whole number. cyclopts itself rounds: 2.5 would be 2."""
+    try:
+        return int(tokens[0].value)
+    except ValueError:
+        raise ValueError(f"give a whole number, got {tokens[0].value}") from None
+
+
 Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+Whole = Annotated[int, Parameter(converter=_whole)]
+"""Type of every option that is a whole number."""
 app = App(name="magicrl-verify", help="Judge answers: JSON Lines in, JSON Lines out.", version_flags=["--version"])
 
 
@@ -29,7 +40,7 @@ def math(
     reasoning: Literal["auto", "required", "none"] = "auto",
     extract: Literal["lenient", "box"] = "lenient",
     time_limit: float = 2.0,
-    workers: int | None = None,
+    workers: Whole | None = None,
 ) -> int:
     """Judge mathematical answers: lines {"id"?, "reference", "response"} -> {"id", "correct", "status", ...}.
 
@@ -68,8 +79,8 @@ def custom_reward(
     reasoning: Literal["auto", "required", "none"] = "auto",
     extract: Literal["lenient", "box"] = "box",
     time_limit: float = 10.0,
-    memory_limit_mb: int = 4096,
-    workers: int | None = None,
+    memory_limit_mb: Whole = 4096,
+    workers: Whole | None = None,
 ) -> int:
     """Judge with a custom reward, as in training: lines {"prompt"?, "reference"?, "response", ...} -> {"score", ...}.
 
@@ -110,13 +121,13 @@ def code(
     output: Path,
     reasoning: Literal["auto", "required", "none"] = "auto",
     time_limit: float = 10.0,
-    memory_limit_mb: int = 4096,
+    memory_limit_mb: Whole = 4096,
     total_limit: float | None = None,
     stop_at_failure: bool = False,
     explain: bool = False,
     preload: Several = None,
     tier: Literal["auto", "A", "B"] = "auto",
-    workers: int | None = None,
+    workers: Whole | None = None,
 ) -> int:
     """Judge programs in a sandbox: lines {"id"?, "response" | "program", "tests"} -> {"id", "correct", "status", ...}.
 
