@@ -321,7 +321,12 @@ class Session:
         }
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Restore ``checkpoint``, evaluate the initial model, announce the first stage."""
+        """Evaluate the initial model, restore ``checkpoint``, announce the first stage."""
+        self._warn_of_older_weights()
+        # Before a step is spent on what no checkpoint could hold.
+        self._check_states()
+        # The engine has the initial weights until a checkpoint is restored.
+        self.examine("before")
         if checkpoint is not None:
             self._restore(checkpoint)
             # A kill between writing and removing leaves one checkpoint too many.
@@ -333,10 +338,6 @@ class Session:
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
-        self._warn_of_older_weights()
-        # Before a step is spent on what no checkpoint could hold.
-        self._check_states()
-        self.examine("before")
         if self._steps_done == 0:
             self._announce_stage()
 

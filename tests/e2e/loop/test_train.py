@@ -157,6 +157,16 @@ def test_a_resume_on_another_task_is_refused(toy_recipe: Path, toy_model: Path, 
     run(toy_recipe, output, *settings, resume=True)
 
 
+def test_a_lost_evaluation_before_training_is_made_with_the_initial_weights(toy_recipe: Path, tmp_path: Path) -> None:
+    settings = ("stages.0.max_steps=2", "stages.1.max_steps=1", "data.validation=[]", "evaluation.every=0")
+    run(toy_recipe, tmp_path / "run", *settings)
+    evaluation = tmp_path / "run" / "evaluations" / "before-held_out.json"
+    written = evaluation.read_text()
+    evaluation.unlink()
+    run(toy_recipe, tmp_path / "run", *settings, resume=True)
+    assert evaluation.read_text() == written
+
+
 def test_an_old_checkpoint_that_a_kill_left_is_removed(toy_recipe: Path, tmp_path: Path) -> None:
     settings = ("checkpoint.keep_last=1", "checkpoint.keep_best=false")
     run(toy_recipe, tmp_path / "run", *settings)
