@@ -66,7 +66,7 @@ from magicrl.training.model_card import CARD, model_card, model_texts, recommend
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import RemoteWorkers, TrainingStopped, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver
-from magicrl.training.start_checks import Ready, check_run
+from magicrl.training.start_checks import Ready, check_run, with_needed_reference
 from magicrl.training.step import StepResult, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -223,7 +223,7 @@ def open_session(
             judge.warm_up(ready[0].verifiers())  # Finds a broken installation now, not after the cold start.
             start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
             built = build_run(config, ready, start, parts)
-            folder.start(config, {**built.facts(), "threads": threads})
+            folder.start(with_needed_reference(config), {**built.facts(), "threads": threads})
             with contextlib.closing(built.engine), _ending_noted(folder, judge):
                 checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
                 remove_leftovers(folder.checkpoints)

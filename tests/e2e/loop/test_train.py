@@ -137,7 +137,11 @@ def test_a_resume_on_another_task_is_refused(toy_recipe: Path, toy_model: Path, 
     output = tmp_path / "run"
     run(toy_recipe, output, *settings)
     (output / "evaluations" / "after-held_out.json").unlink()
-    files = {path: path.read_bytes() for path in (tests, reward, model / "model.safetensors", output / "run.json")}
+    described = model / "tokenizer_config.json"
+    files = {
+        path: path.read_bytes() for path in (tests, reward, model / "model.safetensors", described, output / "run.json")
+    }
+    template = {"chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}"}
     weights = {name: weight + 0.01 for name, weight in load_file(model / "model.safetensors").items()}
     others = tests.read_text().replace(" 2 :", " 3 :")
     changes = {
@@ -145,6 +149,9 @@ def test_a_resume_on_another_task_is_refused(toy_recipe: Path, toy_model: Path, 
         r"the file of data\.train\.0\.verifier changed": lambda: reward.write_text("def score(p, r): return 1"),
         "the weights of the start model, the reference, changed": lambda: save_file(
             weights, model / "model.safetensors", {"format": "pt"}
+        ),
+        "the configuration, tokenizer or chat template of the start model changed": lambda: described.write_text(
+            json.dumps(json.loads(described.read_text()) | template)
         ),
     }
     for named, change in changes.items():
