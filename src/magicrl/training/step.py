@@ -409,7 +409,7 @@ class Trainer:
         if self._config.model.exact and largest and not (rollout.weight_lag or rollout.max_staleness):
             raise TrainingStopped(
                 f"model.exact: log-probs of the sampler and the learner differ by up to {largest:.3g} nats. Report "
-                "this with run.json, and continue with --resume --set model.exact=false. This step is in no checkpoint"
+                "this with run.json, and start a new run with --set model.exact=false"
             )
 
     def state(self) -> dict[str, Any]:
