@@ -398,6 +398,12 @@ class Trainer:
         gap = metrics.values.get(key)
         # A lagging engine and recorded rollouts have other weights on purpose.
         exempt = rollout.weight_lag > 0 or rollout.engine == "replay"
+        # A metric that is not finite is None. Without an update there is none.
+        if metrics.values.get("learner/sampler_gap_mean", 0.0) is None and np.isfinite(rollout.max_sampler_gap):
+            raise TrainingStopped(
+                f"rollout.engine = {rollout.engine!r} reported log-probs that are NaN or infinite, so nothing shows "
+                "which weights sampled. Correct the engine; this step is in no checkpoint"
+            )
         if isinstance(gap, float) and gap > rollout.max_sampler_gap and not exempt:
             raise TrainingStopped(
                 f"the rollout engine and the learner disagree by {gap:.3f} nats per token on average (limit "
