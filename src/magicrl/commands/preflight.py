@@ -95,7 +95,9 @@ def preflight(
         with contextlib.closing(LocalParts(config).judge()) as judge:
             judge.warm_up(ready[0].verifiers())
             start = start_model_folder(config.start, run.parent / "models", lambda what, done, of: None)
-            built = build_run(config, ready, start)
+            # The steps on the copy are synchronous, so their engine has the newest weights.
+            newest = {"rollout": config.rollout.model_copy(update={"weight_lag": 0})}
+            built = build_run(config.model_copy(update=newest), ready, start)
             with contextlib.closing(built.engine):
                 facts = measure(
                     config, built, judge, progress or (lambda _: None), seconds=60 * minutes, samples=samples

@@ -261,6 +261,12 @@ class TrainConfig(Section):
                 "were sampled by older policies, whose log-probs do not measure the learner's entropy; use "
                 '"exact", which the learner measures on the buffer'
             )
+        if rollout.max_staleness and self.model.entropy_clamp:
+            raise ValueError(
+                f"model.entropy_clamp = {self.model.entropy_clamp:g} with rollout.max_staleness = "
+                f"{rollout.max_staleness}: the learner would measure the entropy that is controlled, without the least "
+                "likely tokens, and in synchronous runs it is that of all tokens; leave one of them out"
+            )
         return self
 
     @model_validator(mode="after")

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterable
 from typing import TypeAlias
 
-from magicrl.models.model_files import describing_files, find_model, weights_fingerprint
+from magicrl.models.model_files import files_fingerprint, find_model, weights_fingerprint
 from magicrl_verifiers.references import file_fingerprint
 
 Digests: TypeAlias = tuple[tuple[str, str], ...]
@@ -38,7 +38,4 @@ def check_digests(digests: Digests) -> None:
 
 def _of_model(name: str) -> str:
     folder = find_model(name)
-    digest = hashlib.sha256(weights_fingerprint(folder).encode())
-    for file in describing_files(folder):
-        digest.update(f"{file.name}\n".encode() + file.read_bytes())
-    return digest.hexdigest()
+    return hashlib.sha256((weights_fingerprint(folder) + files_fingerprint(folder)).encode()).hexdigest()

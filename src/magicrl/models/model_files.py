@@ -169,6 +169,14 @@ def describing_files(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.name in named or p.suffix == ".jinja")
 
 
+def files_fingerprint(folder: Path) -> str:
+    """Return a SHA-256 over `describing_files`: another configuration, tokenizer or chat template has another one."""
+    found = hashlib.sha256()
+    for file in describing_files(folder):
+        found.update(f"{file.name}\n".encode() + file.read_bytes())
+    return found.hexdigest()
+
+
 def weights_fingerprint(folder: Path) -> str:
     """Return a SHA-256 over each weight file's size and samples of its bytes: other weights have another one.
 

@@ -451,7 +451,7 @@ class InProcessEngine(SchedulingEngine):
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(
                 f"the model's logits are not finite (policy version {self._version}); its weights are "
-                "broken: resume from an earlier checkpoint with a lower optimizer.learning_rate"
+                "broken: start a new run with a lower optimizer.learning_rate"
             )
         # a response that continues has known tokens: they replace the sampled ones, and the steps only fill its cache
         table.given(rows, (tokens, logprobs, entropies))

@@ -16,7 +16,7 @@ from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.families import make_family
 from magicrl.data.sources import problems_fingerprint
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
-from magicrl.models.model_files import find_model, weights_fingerprint
+from magicrl.models.model_files import files_fingerprint, find_model, weights_fingerprint
 from magicrl.models.prompts import PromptEncoder, prompt_format
 from magicrl.records import Problem
 from magicrl.rollout.engine_settings import EngineSettings, TrainingUse
@@ -69,6 +69,7 @@ class Built:
         return {
             "start_model": without_secrets(self.start.folder),
             "start_weights": weights_fingerprint(find_model(self.start.folder)),
+            "start_files": files_fingerprint(find_model(self.start.folder)),
             "prompt_format": prompt_format(self.start.tokenizer),
             "start_model_licence": self.start.licence,
             "data": {name: _facts_of(problems) for name, problems in sets.items()},

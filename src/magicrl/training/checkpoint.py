@@ -34,6 +34,7 @@ from magicrl.config.model_schema import LoraConfig
 from magicrl.files import sha256_of
 from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import load_policy, save_policy
+from magicrl.models.model_files import find_model, weights_fingerprint
 from magicrl.training.protocols import WritesShards
 
 SHARDS = "learner"
@@ -394,9 +395,17 @@ def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     settings = config.get("model", {})
-    policy = load_policy(start_model_of(run), dtype=settings.get("dtype", "float32"))
+    start = start_model_of(run)
+    policy = load_policy(start, dtype=settings.get("dtype", "float32"))
     # The checkpoint holds the adapters' values, whatever they started from.
     of = LoraConfig.model_validate(settings["lora"] | {"start": None}) if settings.get("lora") else None
+    if of is not None:
+        base = weights_fingerprint(find_model(start))
+        if _read_run(run).get("start_weights", base) != base:
+            raise CheckpointError(
+                f"{checkpoint} holds adapters, and the weights of their base {start} changed since the run started; "
+                "restore them"
+            )
     lora = None if of is None else LoraAdapters(policy.model, of)
     model = policy.model if lora is None else lora.model
     trained = {name: p for name, p in model.named_parameters() if lora is None or ".lora_" in name}

@@ -8,6 +8,7 @@ checkpoint.
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
@@ -22,9 +23,12 @@ from magicrl.evaluation.statistics import Score
 from magicrl.files import write_atomically
 from magicrl.records import Problem, ScoredGroup
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, diagnose, judging_of
+from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, diagnose, judging_of, unjudged_text
 from magicrl.training.metrics import answers_of
+from magicrl.training.protocols import TrainingStopped
 from magicrl_verifiers.records import VerifierService
+
+_log = logging.getLogger(__name__)
 
 
 class StageSchedule:
@@ -272,6 +276,9 @@ def held_out_test(
         config: The recipe.
         sampler: Engine, verifier service and prompt encoder.
         progress: Called with the phase, the number of finished problems and their total.
+
+    Raises:
+        TrainingStopped: No response could be judged.
     """
     engine, judge, encode = sampler
     settings, max_tokens = config.evaluation, evaluation_tokens(config)
@@ -293,6 +300,11 @@ def held_out_test(
             seed=evaluation_seed(config.run.seed, f"test/{label}/{temperature}"),
             progress=lambda i, n, t=temperature: progress(f"{label} {name} training, temperature {t:g}", i, n),
         )
+        if not any(group.counted.any() for group in groups):
+            raise TrainingStopped(
+                f"test set {label!r} {name} training: {unjudged_text(_reason(groups))}. Check that the verifier or its "
+                "server works, then continue with --resume"
+            )
         scores[str(float(temperature))] = score_document(score(groups, ks))
         for group in groups[: config.logging.samples]:
             # The same problems at every temperature, next to each other.
@@ -314,6 +326,11 @@ def held_out_test(
             for key, rows in read.items()
         ],
     }
+
+
+def _reason(groups: Sequence[ScoredGroup]) -> str:
+    """Return the reason of the first verdict that states one."""
+    return next((verdict.reason for group in groups for verdict in group.verdicts if verdict.reason), "")
 
 
 def score_document(result: Score) -> dict[str, Any]:
@@ -375,7 +392,7 @@ class Validation:
         return bool(self._config.evaluation.every and self._problems)
 
     def measure(self, step: int, engine: RolloutEngine, judge: VerifierService, encode: Encode) -> dict[str, float]:
-        """Return metrics ``validation/...`` with the weights after ``step``; {} where none is due."""
+        """Return metrics ``validation/...`` with the weights after ``step``; {} if none is due or judged."""
         settings = self._config.evaluation
         if not self.active or step % settings.every:
             return {}
@@ -393,6 +410,9 @@ class Validation:
                 seed=evaluation_seed(self._config.run.seed, f"validation/{step}"),
                 progress=self._progress,
             )
+        if not any(group.counted.any() for group in groups):
+            _log.warning("step %d: no validation: %s", step, unjudged_text(_reason(groups)))
+            return {}
         result = score(groups)
         measured = {"accuracy": result.accuracy, **({} if result.reward is None else {"reward": result.reward})}
         found = result.reward or result.accuracy

@@ -35,8 +35,8 @@ _NOTHING_ARRIVED = (
 )
 _PARTLY_STALE = (
     "Part of its weights is stale. With tied embeddings that is the output head, which vLLM's own reload does not "
-    "update. magicrl updates it for the vLLM of constraints.txt: install that version, or use "
-    'rollout.engine = "in_process". This step is in no checkpoint; resume from the last one'
+    "update. magicrl updates it for the vLLM of constraints.txt: install that version and continue with --resume (this "
+    'step is in no checkpoint), or start a new run with rollout.engine = "in_process"'
 )
 
 

@@ -183,7 +183,7 @@ class Objective:
                 "a division by 0, log(0) or exp of a large number"
             )
         advice = (
-            "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient. "
+            "Start a new run with a lower optimizer.learning_rate or entropy coefficient. "
             'If the first update fails, check the model with model.dtype = "float32"'
         )
         if is_builtin("loss", self._algorithm.loss):

@@ -55,8 +55,8 @@ PROBED, ASKED_AGAIN = 12, 32
 """Most problems that are sampled again with a larger T, and with another prompt format."""
 CUT = 0.25
 """Share of truncated answers from which a larger T is tried."""
-LONGER = 8
-"""Factor of the larger T."""
+LONGER, LEAST_LONGER = 8, 2
+"""Factor of the larger T, and the smallest one where the context is short."""
 FEW_RIGHT = 0.5
 """Share of correct answers below which other prompt formats are tried."""
 _CONTROL = re.compile(r"<\|[^|<>\s]{1,40}\|>|</?s>|<[a-z_]{2,20}>|\[[A-Z_]{2,20}\]")
@@ -212,7 +212,9 @@ class Facts:
     filtered: bool
     """Whether the recipe first drops problems that are never or always solved."""
     temperature: float
-    """Sampling temperature of the recipe."""
+    """Sampling temperature of the first stage."""
+    own: tuple[str, ...] = ()
+    """Settings that the first stage states itself."""
     alpha: float
     """Fixed entropy coefficient of the recipe, 0 with another controller."""
     kl_coefficient: float
@@ -269,7 +271,8 @@ def measure(
         conflicting=built.data.dropped_conflicting,
         later_tokens=max((stage.max_tokens for stage in config.stages[1:]), default=0),
         filtered=config.data.difficulty_filter is not None,
-        temperature=config.rollout.temperature,
+        temperature=config.in_stage(0).rollout.temperature,
+        own=tuple(config.stages[0].own()),
         alpha=(config.entropy.alpha or 0.0) if config.entropy.controller == "fixed" else 0.0,
         kl_coefficient=max(config.in_stage(i).reference.coefficient for i in range(len(config.stages))),
         taught=config.teacher is not None,
@@ -281,10 +284,13 @@ class _Bench:
     """Parts of the run, and the measurements with its model."""
 
     def __init__(self, config: TrainConfig, built: Built, judge: OwnedVerifiers) -> None:
-        self._config = config
+        # The steps are synchronous. The learner measures the entropy only in asynchronous mode.
+        entropy = {} if built.engine.capabilities.entropies else {"estimator": "sampled"}
+        first = config.in_stage(0)
+        self._config = first.model_copy(update={"entropy": first.entropy.model_copy(update=entropy)})
         self._built = built
         self._judge = judge
-        self._stage = config.in_stage(0).stages[0]
+        self._stage = config.stages[0]
         # Files are often sorted by difficulty or topic, so the first problems would not represent them.
         order = np.random.default_rng(config.run.seed).permutation(len(built.data.train))
         self._problems = [built.data.train[place] for place in order]
@@ -310,13 +316,19 @@ class _Bench:
         return groups
 
     def longer(self, problems: Sequence[Problem]) -> LongerAnswers | None:
-        """Sample two answers per problem with a larger T; None where the context is too short."""
+        """Sample two answers per problem with a larger T; None where the engine's context or memory is too small."""
         # Prompt and response share the context, so the longest prompt limits T for all.
         longest = max(len(self._built.encoder.encode(problem)) for problem in problems)
-        limit = min(LONGER * self._stage.max_tokens, self._built.start.max_context - longest)
-        if limit <= self._stage.max_tokens:
+        if self._built.data.environments():
+            longest += self._config.environment.most_observed
+        limit = min(LONGER * self._stage.max_tokens, self._built.engine.max_context - longest)
+        # A T that is hardly larger does not show whether the answers end.
+        if limit < LEAST_LONGER * self._stage.max_tokens:
             return None
-        groups = self._ask(problems, samples=2, name="preflight longer", max_tokens=limit)
+        try:
+            groups = self._ask(problems, samples=2, name="preflight longer", max_tokens=limit)
+        except ValueError:  # one response of this length exceeds rollout.memory_limit_mb
+            return None
         completions = [c for group in groups for c in group.group.completions]
         ended = [c.num_sampled for c in completions if not c.truncated]
         return LongerAnswers(
@@ -450,8 +462,8 @@ class _Bench:
         The step takes the prompts whose sampled answers had the most different rewards: of others it may learn nothing,
         and a step with a long T takes minutes.
         """
-        by_parts = reads_parts(advantage_of(self._config.algorithm.advantage))
-        mixed = [group for group in groups if group_signal(group, by_parts=by_parts) is Signal.MIXED]
+        signal = _signal_of(self._config)
+        mixed = [group for group in groups if signal(group) is Signal.MIXED]
         mixed.sort(key=lambda group: -float(group.rewards[group.counted].std()))
         likely = {group.group.request.problem.key: group.group.request.problem for group in mixed}
         # The problems that were sampled stand first, so the last ones leave their groups to the KL.
@@ -500,6 +512,12 @@ def divergence(
     return float(np.mean(np.expm1(np.minimum(change, 50.0)) - change)), float(np.mean(np.abs(change)))
 
 
+def _signal_of(config: TrainConfig) -> Callable[[ScoredGroup], Signal]:
+    """Return the test by which training rejects a group."""
+    mask, by_parts = config.algorithm.advantage_mask, reads_parts(advantage_of(config.algorithm.advantage))
+    return lambda group: group_signal(group, mask, by_parts=by_parts)
+
+
 def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: int) -> Learnable:
     problems = [group.group.request.problem for group in groups]
     limit = groups[0].group.request.sampling.max_tokens
@@ -520,15 +538,20 @@ def _learnable(config: TrainConfig, groups: Sequence[ScoredGroup], vocabulary: i
     rewards = [float(group.rewards[group.counted].mean()) for group in judged]
     verdict = groups[0].verdicts[0]
     shown = f"{verdict.outcome.value} ({verdict.status})".replace("_", " ")
-    by_parts = reads_parts(advantage_of(config.algorithm.advantage))
+    signal = _signal_of(config)
+    mixed = [float(signal(group) is Signal.MIXED) for group in judged]
     return Learnable(
         answers=dataclasses.replace(
-            answers, reward=float(np.mean(rewards)) if graded else None, groups_per_step=prompts
+            answers,
+            # As training rejects: by part, and under the mask.
+            mixed=sum(mixed) / len(groups),
+            reward=float(np.mean(rewards)) if graded else None,
+            groups_per_step=prompts,
         ),
         group_size=max(n for _, n in right),
         pass_1=share([count / n for count, n in right], clusters),
         pass_all=share([unbiased_pass_at_k(count, n, n) for count, n in right], clusters),
-        signal=share([float(group_signal(g, by_parts=by_parts) is Signal.MIXED) for g in judged], clusters),
+        signal=share(mixed, clusters),
         entropy=answers.entropy,
         uniform_entropy=float(np.log(vocabulary)),
         lengths=tuple(int(np.quantile(ended, q)) for q in (0.5, 0.95, 1.0)) if ended else (),

@@ -71,6 +71,11 @@ def _warning(name: str, message: str, remedy: str) -> Finding:
     return {"name": name, "severity": "warning", "message": message, "remedy": remedy}
 
 
+def _key(facts: Facts, name: str, table: str) -> str:
+    """Return the key of a setting that the first stage may state itself."""
+    return f"{'stages.0' if name in facts.own else table}.{name}"
+
+
 def reward_faults(facts: Facts, _: Named) -> Iterable[Finding]:
     """Unreadable references, or a reward that ignores the answer or pays for responses without one."""
     seen = facts.reward
@@ -176,7 +181,7 @@ def near_random_answers(facts: Facts, _: Named) -> Iterable[Finding]:
         "temperature",
         f"answers are close to random tokens: {seen.entropy:.2g} nats per token at temperature {facts.temperature:g}, "
         f"and a uniform choice has {seen.uniform_entropy:.2g}",
-        "Set rollout.temperature = 1, as the report does."
+        f"Set {_key(facts, 'temperature', 'rollout')} = 1, as the report does."
         if hot
         else "Train the model with supervised fine-tuning first ([start] of the recipe): it has learned too little.",
     )
@@ -335,10 +340,11 @@ def update_size(facts: Facts, named: Named) -> Iterable[Finding]:
     # On prompts in a format that the model was not trained with, steps are larger than on its own.
     if seen is None or "template" in named:
         return
+    rate = _key(facts, "learning_rate", "optimizer")
     made = f"one training step ({seen.updates} {'update' if seen.updates == 1 else 'updates'} at the full rate)"
     if seen.failure:
         name = "step" if seen.finite else "learning_rate"
-        remedy = "See the message." if seen.finite else f"Lower optimizer.learning_rate, to {seen.rate / 100:g} first."
+        remedy = "See the message." if seen.finite else f"Lower {rate}, to {seen.rate / 100:g} first."
         yield _stop(name, f"{made} fails: {seen.failure}", remedy)
     if seen.kl is None or not seen.finite:
         return
@@ -353,13 +359,13 @@ def update_size(facts: Facts, named: Named) -> Iterable[Finding]:
             "learning_rate",
             f"{made} moves the policy by a KL of {seen.kl:.2g} nats per token (log-probs by {seen.change:.2g} on "
             f"average){after}",
-            f"Lower optimizer.learning_rate from {seen.rate:g} to about {fitting:.1g} or less.",
+            f"Lower {rate} from {seen.rate:g} to about {fitting:.1g} or less.",
         )
     elif seen.kl < KL_NOTHING:
         yield _warning(
             "learning_rate_low",
             f"{made} moves log-probs by {seen.change:.2g} nats on average: hardly at all",
-            "Raise optimizer.learning_rate; optimizer.max_grad_norm does not limit AdamW's first steps.",
+            f"Raise {rate}; optimizer.max_grad_norm does not limit AdamW's first steps.",
         )
 
 

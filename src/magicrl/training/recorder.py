@@ -20,6 +20,7 @@ from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now
 from magicrl.evaluation.samples import differences
 from magicrl.files import write_atomically
+from magicrl.models.model_files import find_model, weights_fingerprint
 from magicrl.records import StepMetrics
 from magicrl_verifiers.references import live_text
 from magicrl_verifiers.secrets import without_secrets
@@ -119,7 +120,14 @@ class RunFolder:
 
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume extends its history."""
-        environment = {**environment_facts(), **{name: facts.get(name) for name in ("threads", "start_weights")}}
+        known = ("threads", "start_weights", "start_files")
+        environment = {**environment_facts(), **{name: facts.get(name) for name in known}}
+        reference, teacher = config.reference, config.teacher
+        frozen = {
+            "reference_weights": reference.model if reference.mode != "none" else None,
+            "teacher_weights": teacher.model if teacher is not None and teacher.server is None else None,
+        }
+        environment |= {key: weights_fingerprint(find_model(model)) for key, model in frozen.items() if model}
         custom = custom_files(config)
         if custom:
             environment["custom"] = custom
@@ -269,16 +277,25 @@ def _changed_files(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[st
 def _other_task(
     document: Mapping[str, Any], environment: Mapping[str, Any], facts: Mapping[str, Any], config: TrainConfig
 ) -> list[str]:
-    """Return what a resume changes of the task: problems, files that grade them, the weights of the reference."""
+    """Return what a resume changes of the task: problems, files that grade them, and the models next to the policy."""
     first, before, now = document["environments"][0], document.get("data", {}), facts.get("data", {})
     # a run of version 0.2 recorded the checksum with the folders of custom files
     known = {name: {one.get("sha256"), one.get("sha256_with_folders")} for name, one in now.items()}
     names = [name for name in before if name in known and before[name]["sha256"] not in known[name]]
     found = [f"the problems of data.{name.replace('/', '.')}" for name in names]
     found += [f"the file of {key}" for key in _changed_files(first, environment) if _GRADES.search(key)]
-    if config.reference.mode != "none" and config.reference.model is None:
-        weights = environment["start_weights"]
-        found += ["the weights of the start model, the reference,"] * (first.get("start_weights", weights) != weights)
+    models = {
+        "start_files": "the configuration, tokenizer or chat template of the start model",
+        "reference_weights": "the weights of reference.model",
+        "teacher_weights": "the weights of teacher.model",
+    }
+    # Checkpoints hold all weights of the policy, but with LoRA only those of the adapters.
+    if config.model.lora is not None:
+        models["start_weights"] = "the weights of the start model, the base of the adapters,"
+    elif config.reference.mode != "none" and config.reference.model is None:
+        models["start_weights"] = "the weights of the start model, the reference,"
+    # an environment of an earlier version lacks some
+    found += [text for key, text in models.items() if first.get(key, environment.get(key)) != environment.get(key)]
     return found
 
 

@@ -66,7 +66,7 @@ from magicrl.training.model_card import CARD, model_card, model_texts, recommend
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import RemoteWorkers, TrainingStopped, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver
-from magicrl.training.start_checks import Ready, check_run
+from magicrl.training.start_checks import Ready, check_run, with_needed_reference
 from magicrl.training.step import StepResult, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -223,7 +223,7 @@ def open_session(
             judge.warm_up(ready[0].verifiers())  # Finds a broken installation now, not after the cold start.
             start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
             built = build_run(config, ready, start, parts)
-            folder.start(config, {**built.facts(), "threads": threads})
+            folder.start(with_needed_reference(config), {**built.facts(), "threads": threads})
             with contextlib.closing(built.engine), _ending_noted(folder, judge):
                 checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
                 remove_leftovers(folder.checkpoints)
@@ -321,7 +321,12 @@ class Session:
         }
 
     def begin(self, checkpoint: Checkpoint | None) -> None:
-        """Restore ``checkpoint``, evaluate the initial model, announce the first stage."""
+        """Evaluate the initial model, restore ``checkpoint``, announce the first stage."""
+        self._warn_of_older_weights()
+        # Before a step is spent on what no checkpoint could hold.
+        self._check_states()
+        # The engine has the initial weights until a checkpoint is restored.
+        self.examine("before")
         if checkpoint is not None:
             self._restore(checkpoint)
             # A kill between writing and removing leaves one checkpoint too many.
@@ -333,10 +338,6 @@ class Session:
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
-        self._warn_of_older_weights()
-        # Before a step is spent on what no checkpoint could hold.
-        self._check_states()
-        self.examine("before")
         if self._steps_done == 0:
             self._announce_stage()
 

@@ -8,6 +8,7 @@ here: prompts are checked against their limit, and test problems are kept out of
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from magicrl.models.compiled import check_compiled, check_compiler
 from magicrl.models.cpu_kernels import bfloat16_speeds
 from magicrl.models.exact import check_exact
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
+from magicrl.models.model_files import find_model
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.routing import Routers
 from magicrl.models.scorer import check_isolation
@@ -45,7 +47,14 @@ from magicrl.rollout.vllm_options import check_engine_args, vllm_missing
 from magicrl.training.learner import muon_matrices
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.recorder import check_folder
-from magicrl.training.sft import demonstrated_keys, finished_model, start_policy, supervised_start, trial_batches
+from magicrl.training.sft import (
+    RECORD,
+    demonstrated_keys,
+    finished_model,
+    start_policy,
+    supervised_start,
+    trial_batches,
+)
 from magicrl.training.teacher import check_teacher
 from magicrl_verifiers.several import reward_names
 from magicrl_verifiers.table import verifier_spec
@@ -285,6 +294,17 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             name = base = config.start.model
             # With a cluster the ranks read the weights, so the files' headers suffice here.
             policy = load_policy(name, device=device) if here else load_shell(name)
+        record = find_model(name) / RECORD  # of `magicrl sft`
+        try:
+            if record.is_file():
+                made = json.loads(record.read_text(encoding="utf-8"))["recipe"]
+                shown = demonstrated_keys(SftConfig.model_validate(made))
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            _log.warning(
+                "start.model: the data that %s names cannot be read (%s), so nothing shows whether %s was trained on "
+                "test problems",
+                *(record, error, name),
+            )
         if here:
             # The learner checks this too, but only after the run has started.
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
@@ -388,7 +408,7 @@ def _check_demonstrated(keys: Collection[str], data: RunData, config: TrainConfi
             raise RecipeError(
                 f"its worked solutions show {shown} of the {len(problems)} problems of the set {name!r}, which would "
                 f"measure memorisation; {remedy}",
-                key="start.sft",
+                key="start.sft" if config.start.model is None else "start.model",
             )
 
 

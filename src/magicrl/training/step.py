@@ -398,6 +398,12 @@ class Trainer:
         gap = metrics.values.get(key)
         # A lagging engine and recorded rollouts have other weights on purpose.
         exempt = rollout.weight_lag > 0 or rollout.engine == "replay"
+        # A metric that is not finite is None. Without an update there is none.
+        if metrics.values.get("learner/sampler_gap_mean", 0.0) is None and np.isfinite(rollout.max_sampler_gap):
+            raise TrainingStopped(
+                f"rollout.engine = {rollout.engine!r} reported log-probs that are NaN or infinite, so nothing shows "
+                "which weights sampled. Correct the engine; this step is in no checkpoint"
+            )
         if isinstance(gap, float) and gap > rollout.max_sampler_gap and not exempt:
             raise TrainingStopped(
                 f"the rollout engine and the learner disagree by {gap:.3f} nats per token on average (limit "
@@ -409,7 +415,7 @@ class Trainer:
         if self._config.model.exact and largest and not (rollout.weight_lag or rollout.max_staleness):
             raise TrainingStopped(
                 f"model.exact: log-probs of the sampler and the learner differ by up to {largest:.3g} nats. Report "
-                "this with run.json, and continue with --resume --set model.exact=false. This step is in no checkpoint"
+                "this with run.json, and start a new run with --set model.exact=false"
             )
 
     def state(self) -> dict[str, Any]:

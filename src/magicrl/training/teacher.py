@@ -90,7 +90,8 @@ def check_teacher(
 
     Raises:
         RecipeError: Another tokenizer or vocabulary, a context that is too small, a problem without reference answer, a
-            server that returns no log-probs, or a correction that reads one advantage per response.
+            server that returns no log-probs, a correction that reads one advantage per response, or experts that were
+            recorded for another prompt.
     """
     settings = config.teacher
     if settings is None:
@@ -100,6 +101,12 @@ def check_teacher(
             f"{config.algorithm.correction!r} reads one advantage per response, and a teacher gives one per token; set "
             "it to tis or mis, or leave [teacher] out",
             key="algorithm.correction",
+        )
+    if config.model.router_replay and settings.model is None and settings.server is None:
+        raise RecipeError(
+            "the policy is its own teacher, and the experts of a response were recorded after the policy's prompt, not "
+            "after teacher.prompt; set it to false, or name a teacher.model",
+            key="model.router_replay",
         )
     if settings.prompt is not None and "{reference}" in settings.prompt:
         without = next((problem for problem in problems if not problem.references), None)

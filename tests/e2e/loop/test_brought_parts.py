@@ -140,6 +140,12 @@ def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Pa
     rows = run(toy_recipe, tmp_path / "needy", f"algorithm.loss={mine}:ROW")
     assert all("learner/kl" in row for row in rows)  # the part needs a reference, which the recipe does not request
     assert all("time/other/old_logprobs" in row for row in rows)  # before the only update of the step
+    file = tmp_path / "needy" / "run.json"
+    document = json.loads(file.read_text())
+    document["environments"][0]["start_weights"] = "others"
+    file.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match="the weights of the start model, the reference, changed"):
+        run(toy_recipe, tmp_path / "needy", f"algorithm.loss={mine}:ROW", resume=True)
     gap = "max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)"
     modest = NEEDY.replace('@needs("old_logprobs", ', "@needs(").replace("assert all", "assert not any")
     modest = modest.replace(gap, "0.0")

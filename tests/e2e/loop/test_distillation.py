@@ -213,6 +213,11 @@ def test_a_teacher_that_does_not_fit(toy_recipe: Path, tokenizer: Any) -> None:
     assert check(known, prompt="{prompt} {reference}") == 0
     with pytest.raises(RecipeError, match="one advantage per response"):
         check(known, correction="m2po", **same)
+    replayed = plain.model.model_copy(update={"router_replay": True})
+    alone = plain.model_copy(update={"model": replayed, "teacher": TeacherConfig(prompt="{prompt} {reference}")})
+    with pytest.raises(RecipeError, match=r"model\.router_replay: the policy is its own teacher"):
+        check_teacher(alone, policy, [known], (1, known.id), 0)
+    check_teacher(alone.model_copy(update={"teacher": TeacherConfig(**same)}), policy, [known], (1, known.id), 0)
     with pytest.raises(RecipeError, match="problem 'b' has none"):
         check(unknown, prompt="{prompt} {reference}")
     with pytest.raises(RecipeError, match=r"exceed its context of \d+ tokens"):

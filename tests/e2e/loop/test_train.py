@@ -137,7 +137,11 @@ def test_a_resume_on_another_task_is_refused(toy_recipe: Path, toy_model: Path, 
     output = tmp_path / "run"
     run(toy_recipe, output, *settings)
     (output / "evaluations" / "after-held_out.json").unlink()
-    files = {path: path.read_bytes() for path in (tests, reward, model / "model.safetensors", output / "run.json")}
+    described = model / "tokenizer_config.json"
+    files = {
+        path: path.read_bytes() for path in (tests, reward, model / "model.safetensors", described, output / "run.json")
+    }
+    template = {"chat_template": "{% for message in messages %}{{ message['content'] }} {% endfor %}"}
     weights = {name: weight + 0.01 for name, weight in load_file(model / "model.safetensors").items()}
     others = tests.read_text().replace(" 2 :", " 3 :")
     changes = {
@@ -145,6 +149,9 @@ def test_a_resume_on_another_task_is_refused(toy_recipe: Path, toy_model: Path, 
         r"the file of data\.train\.0\.verifier changed": lambda: reward.write_text("def score(p, r): return 1"),
         "the weights of the start model, the reference, changed": lambda: save_file(
             weights, model / "model.safetensors", {"format": "pt"}
+        ),
+        "the configuration, tokenizer or chat template of the start model changed": lambda: described.write_text(
+            json.dumps(json.loads(described.read_text()) | template)
         ),
     }
     for named, change in changes.items():
@@ -155,6 +162,16 @@ def test_a_resume_on_another_task_is_refused(toy_recipe: Path, toy_model: Path, 
         for path, content in files.items():
             path.write_bytes(content)
     run(toy_recipe, output, *settings, resume=True)
+
+
+def test_a_lost_evaluation_before_training_is_made_with_the_initial_weights(toy_recipe: Path, tmp_path: Path) -> None:
+    settings = ("stages.0.max_steps=2", "stages.1.max_steps=1", "data.validation=[]", "evaluation.every=0")
+    run(toy_recipe, tmp_path / "run", *settings)
+    evaluation = tmp_path / "run" / "evaluations" / "before-held_out.json"
+    written = evaluation.read_text()
+    evaluation.unlink()
+    run(toy_recipe, tmp_path / "run", *settings, resume=True)
+    assert evaluation.read_text() == written
 
 
 def test_an_old_checkpoint_that_a_kill_left_is_removed(toy_recipe: Path, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from magicrl.algorithms.losses import LOSSES
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.models.head import Float32Head
-from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
+from magicrl.training.checkpoint import CheckpointError, checkpoint_folders, export_checkpoint
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import run_training
@@ -116,6 +116,10 @@ def test_lora_trains_adapters_and_saves_a_whole_model(toy_recipe: Path, toy_mode
         assert all(torch.equal(theirs[key], ours[key]) for key in ours)
     described = json.loads((output / "model" / "adapter" / "adapter_config.json").read_text())
     assert described["base_model_name_or_path"] == str(toy_model)
+    document = json.loads((output / "run.json").read_text())
+    (output / "run.json").write_text(json.dumps(document | {"start_weights": "others"}))
+    with pytest.raises(CheckpointError, match=rf"the weights of their base {toy_model} changed since the run started"):
+        export_checkpoint(output, checkpoint_folders(output)[-1], tmp_path / "again")
 
 
 def test_replayed_rollouts_give_the_same_updates(toy_recipe: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,14 @@ import pytest
 from toy_start import toy_sft
 
 import magicrl
+from magicrl.algorithms.entropy import measure_entropy
 from magicrl.commands.preflight import UNSOUND
 from magicrl.commands.preflight import command as preflight
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import StageConfig, TrainConfig
+from magicrl.evaluation.job import sample_problems
 from magicrl.records import RolloutGroup, ScoredGroup, TrainSample
+from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.preflight import ATTEMPTS, Learnable
 from magicrl.training.step import StepResult, Trainer, buffer_samples
 
@@ -155,6 +159,39 @@ def test_the_step_is_made_from_the_prompts_whose_answers_had_the_most_different_
     stepped = {group.group.request.problem.key for group in steps[0].groups}
     assert 0 < sum(value > 0 for value in spread.values()) < len(spread)
     assert min(spread[key] for key in stepped) >= max(spread[key] for key in spread.keys() - stepped)
+
+
+def test_the_first_stage_has_its_own_temperature_and_learning_rate(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temperatures: list[float] = []
+
+    def asked(*given: Any, temperature: float, **named: Any) -> list[ScoredGroup]:
+        temperatures.append(temperature)
+        return sample_problems(*given, temperature=temperature, **named)
+
+    monkeypatch.setattr("magicrl.training.preflight.sample_problems", asked)
+    own = {"stages.0.temperature": 1.25, "stages.0.learning_rate": 2e-4}
+    found = magicrl.preflight(recipe, settings=own, samples=8)
+    assert {*temperatures} == {found["temperature"]} == {1.25}
+    assert found["update"]["rate"] == 2e-4
+    assert found["own"] == ("temperature", "learning_rate")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"model.exact": True, "rollout.weight_lag": 2}, {"rollout.max_staleness": 1}], ids=["lag", "ahead"]
+)
+def test_steps_of_other_modes_are_synchronous(
+    recipe: Path, steps: list[StepResult], monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    if "rollout.max_staleness" in settings:  # with an engine such as vLLM
+        without = replace(InProcessEngine.capabilities, entropies=False)
+        monkeypatch.setattr(InProcessEngine, "capabilities", without)
+        measured: Any = lambda answers, kind: None if kind == "exact" else measure_entropy(answers, kind)  # noqa: E731
+        monkeypatch.setattr("magicrl.training.step.measure_entropy", measured)
+    found = magicrl.preflight(recipe, settings={"algorithm.reject_zero_advantage": False} | settings, samples=32)
+    assert found["update"]["failure"] == ""
+    assert [step.groups[0].group.completions[0].policy_version for step in steps] == [0, 1]
 
 
 def test_without_a_signal_steps_end_with_the_time(recipe: Path, steps: list[StepResult]) -> None:

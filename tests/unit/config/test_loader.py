@@ -92,6 +92,11 @@ LATER = "max_steps = 0".join(GOOD.rsplit("max_steps = 3", 1))
         (GOOD, ["stages.0.mini_batch=3"], "must be a multiple of mini_batch 3"),
         (GOOD, ["algorithm.loss=nll"], "imitates every response"),
         (GOOD, ["teacher.model=x", "teacher.server=http://me:secret@host/v1"], "teacher.server holds a password"),
+        (
+            GOOD,
+            ["model.entropy_clamp=0.2", "rollout.max_staleness=1"],
+            r"entropy_clamp = 0\.2 with .*max_staleness = 1",
+        ),
         (GOOD, ["algorithm.refill=until_full", "algorithm.reject_zero_advantage=false"], "would be thrown away"),
     ],
 )

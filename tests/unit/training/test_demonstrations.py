@@ -177,6 +177,24 @@ def test_the_longest_solution_is_tried_and_those_without_room_are_left_out(
     assert "1 of 10 worked solutions exceed the context of 128 tokens" in caplog.text
 
 
+def test_a_start_model_remembers_what_it_was_shown(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run_sft(recipe(folder, "phases.0.steps=1"), folder / "apart")
+    run_sft(recipe(folder, "phases.0.steps=1", "phases.0.holdout=0"), folder / "all")
+    (folder / "problems.jsonl").write_bytes((folder / "solved.jsonl").read_bytes())
+
+    def check(model: str) -> None:
+        chosen = [f"model={folder / model}", f"data.train.0.path={folder / 'problems.jsonl'}"]
+        check_run(load_train_recipe(folder / "run.toml", chosen), folder / "run", resume=False)
+
+    check("apart")
+    with pytest.raises(RecipeError, match=r"start\.model: its worked solutions show 2 of the 2 problems"):
+        check("all")
+    assert "cannot be read" not in caplog.text
+    (folder / "solved.jsonl").unlink()
+    check("all")
+    assert "sft.json names cannot be read" in caplog.text
+
+
 def test_refusals(folder: Path) -> None:
     run = load_train_recipe(folder / "run.toml")
     (folder / "start.toml").write_text(RECIPE.replace("holdout = 2", "holdout = 1"))

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from builders import completion, problem
 
 from magicrl.config.schema import EvaluationConfig, LoggingConfig, RunConfig, TrainConfig
 from magicrl.records import Completion, Episode, FinishReason, Outcome, RolloutRequest, Verdict, frozen_tokens
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.curriculum import Validation, held_out_test
+from magicrl.training.protocols import TrainingStopped
 
 RIGHT = Verdict(outcome=Outcome.CORRECT, status="matched")
 JUDGE: Any = None
@@ -85,3 +87,20 @@ def test_the_best_step_of_graded_rewards_is_that_of_the_highest_mean() -> None:
         assert values["validation/reward/mean"] == score
         assert values["validation/accuracy/mean"] == float(outcome is Outcome.CORRECT)
     assert validation.best == (2, 0.9)
+
+
+FAILED = Verdict(outcome=Outcome.NOT_JUDGED, status="infrastructure_error", reason="status 503")
+
+
+def test_a_validation_without_verdicts_is_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    validation = Validation(recipe(every=2, validation_samples=1), [problem("p0")], lambda *_: None)
+    assert validation.measure(2, Scripted(response(FAILED)), JUDGE, lambda _: frozen_tokens([1])) == {}
+    assert "step 2: no validation: no answer could be judged: status 503" in caplog.text
+    assert validation.best is None
+    assert validation.measure(4, Scripted(response(RIGHT)), JUDGE, lambda _: frozen_tokens([1]))
+    assert validation.best == (4, 1.0)
+
+
+def test_a_test_without_verdicts_stops_the_run_and_says_where_and_how_it_continues() -> None:
+    with pytest.raises(TrainingStopped, match=r"test set 'sums' after training: .*status 503.*continue with --resume"):
+        measured(Scripted(response(FAILED)), start=False, temperatures=(1.0,), samples=1, pass_at=())

@@ -6,17 +6,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from builders import completion, problem, request
+from builders import completion, problem, request, scored_group
 from preflight_cases import main
 
 from magicrl.algorithms.advantages import score_group
+from magicrl.config.loader import load_train_recipe
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Interval, share
-from magicrl.records import Outcome, Problem, RolloutGroup, Verdict
+from magicrl.records import Outcome, Problem, RolloutGroup, ScoredGroup, Verdict
+from magicrl.rollout.protocol import Capabilities
 from magicrl.training.diagnosis import SampledAnswers
 from magicrl.training.preflight import (
     Facts,
@@ -25,6 +28,8 @@ from magicrl.training.preflight import (
     OtherForm,
     TemplateFacts,
     Update,
+    _Bench,
+    _learnable,
     _system,
     divergence,
 )
@@ -39,6 +44,7 @@ from magicrl.training.reward_probes import (
     _made_up,
     probe_reward,
 )
+from magicrl_verifiers.records import make_verdict
 
 RISE = Interval(mean=0.3, low=0.1, high=0.5, problems=24, clusters=24)
 NEIGHBOUR = Neighbour(
@@ -285,7 +291,16 @@ def test_a_hot_recipe_and_an_untrained_model_have_different_remedies() -> None:
     random_tokens = replace(SOUND, learnable=replace(SOUND.learnable, entropy=3.1))
     (hot,), (untrained,) = (preflight_findings(replace(random_tokens, temperature=value)) for value in (6.0, 1.0))
     assert "rollout.temperature = 1" in hot["remedy"]
+    (own,) = preflight_findings(replace(random_tokens, temperature=6.0, own=("temperature",)))
+    assert "stages.0.temperature = 1" in own["remedy"]
     assert "supervised fine-tuning" in untrained["remedy"]
+
+
+def test_the_learning_rate_to_lower_is_that_of_the_stage_if_it_has_one() -> None:
+    fast = replace(SOUND, update=replace(UPDATE, kl=0.3))
+    for facts, key in ((fast, "optimizer"), (replace(fast, own=("learning_rate",)), "stages.0")):
+        (found,) = preflight_findings(facts)
+        assert f"Lower {key}.learning_rate from 0.001 to about" in found["remedy"]
 
 
 class LastDigit:
@@ -352,3 +367,50 @@ def test_the_system_prompt_of_a_template_keeps_its_words() -> None:
     assert _system(f"<|im_start|>system\n{told}<|im_end|>\n<|im_start|>user\n?<|im_end|>\n") == told
     for rendered in ("<s>[INST] ? [/INST]", "<|user|>\n?<|end|>", "\n\nHuman: ?\n\nAssistant:"):
         assert _system(rendered) == ""
+
+
+def test_groups_are_rejected_as_in_training() -> None:
+    """Rewards 1, 1 and 0, where the last response is truncated: under the mask ``before`` they are equal."""
+    group = scored_group(*[make_verdict("matched")] * 2, make_verdict("mismatch"), truncated=1)
+    for mask, share_of_groups in (("none", 1.0), ("before", 0.0)):
+        config = load_train_recipe(Path("tiny"), [f"algorithm.advantage_mask={mask}"])
+        found = _learnable(config, [group], 25)
+        assert (found.signal.mean, found.answers.mixed) == (share_of_groups, share_of_groups)
+
+
+@pytest.mark.parametrize(
+    ("context", "environments", "expected"),
+    [
+        (1000, {}, 8 * 16),
+        (3 + 40, {}, 40),
+        (3 + 31, {}, None),
+        # with two turns an observation of 10 tokens is added
+        (3 + 40 + 10, {"game": problem()}, 40),
+    ],
+)
+def test_a_larger_t_fits_the_engine(
+    context: int, environments: dict[str, Problem], expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def sampled(*_: Any, max_tokens: int, **__: Any) -> list[ScoredGroup]:
+        asked.append(max_tokens)
+        return [scored_group(make_verdict("matched"))]
+
+    monkeypatch.setattr("magicrl.training.preflight.sample_problems", sampled)
+    room = ("environment.max_turns=2", "environment.max_observation_tokens=10", "stages.0.max_tokens=16")
+    built: Any = SimpleNamespace(
+        encoder=SimpleNamespace(encode=lambda _: [1, 1, 1]),
+        engine=SimpleNamespace(max_context=context, capabilities=Capabilities()),
+        data=SimpleNamespace(train=(), environments=lambda: environments),
+    )
+    bench = _Bench(load_train_recipe(Path("tiny"), room), built, built)
+    longer = bench.longer([problem()])
+    assert asked == ([] if expected is None else [expected])
+    assert (longer and longer.max_tokens) == expected
+
+    def refused(*_: Any, **__: Any) -> list[ScoredGroup]:
+        raise ValueError("one row needs 3000 MiB, more than rollout.memory_limit_mb")
+
+    monkeypatch.setattr("magicrl.training.preflight.sample_problems", refused)
+    assert bench.longer([problem()]) is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,39 @@ def test_a_run_of_version_0_2_recorded_checksums_with_the_folders_of_rewards() -
 
     assert changed("old") == []
     assert changed("other") == ["the problems of data.train"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        ([], []),
+        (["model.lora.rank=4"], ["the weights of the start model, the base of the adapters,"]),
+        (["reference.mode=monitor"], ["the weights of the start model, the reference,"]),
+        (["reference.mode=monitor", "reference.model=./another"], []),
+    ],
+)
+def test_other_weights_of_the_start_model_matter_where_no_checkpoint_holds_them(
+    settings: list[str], changed: list[str]
+) -> None:
+    config = load_train_recipe(Path("tiny"), settings)
+    assert _other_task({"environments": [{"start_weights": "a"}]}, {"start_weights": "b"}, {}, config) == changed
+    assert _other_task({"environments": [{}]}, {"start_weights": "b"}, {}, config) == [], "not recorded by version 0.1"
+
+
+@pytest.mark.parametrize(
+    ("table", "more"),
+    [
+        ("reference", ["reference.mode=monitor"]),
+        ("teacher", ["algorithm.reject_zero_advantage=false", "algorithm.refill=none"]),
+    ],
+)
+def test_another_frozen_model_is_refused(
+    table: str, more: list[str], tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_models[0], tmp_path / "frozen")
+    config = load_train_recipe(Path("tiny"), [f"{table}.model={tmp_path / 'frozen'}", *more])
+    RunFolder(tmp_path / "run", config, resume=False).start(config, {})
+    RunFolder(tmp_path / "run", config, resume=True).start(config, {})
+    shutil.copy(tiny_models[1] / "model.safetensors", tmp_path / "frozen")
+    with pytest.raises(ValueError, match=rf"since the run started, the weights of {table}\.model changed"):
+        RunFolder(tmp_path / "run", config, resume=True).start(config, {})
