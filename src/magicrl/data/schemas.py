@@ -216,6 +216,7 @@ class RecordReader:
         verifier: Verifier of problems without tests. With ``code`` the answer column holds tests.
         offer: Setting with which a user names a column, such as ``--set data.train.0.fields.{field}={column}``.
         reference: True if a record must have an answer. An environment may not need one.
+        statements: Read a record whose answer or tests cannot be used without them, to compare its statement.
         extra: Keep the other columns in ``Problem.extra``.
         solutions: Additional columns of solutions.
         notes: Additional columns of notes.
@@ -227,6 +228,7 @@ class RecordReader:
     verifier: str = "maths"
     offer: str = OFFER
     reference: bool = True
+    statements: bool = False
     extra: bool = True
     solutions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -252,7 +254,13 @@ class RecordReader:
         if present not in self._found:
             self._found[present] = self._schema(row, present)
         name, schema = self._found[present]
-        return _RowReader(row=row, reader=self, name=name, schema=schema, options=options_of(row.record)).read()
+        reader = _RowReader(row=row, reader=self, name=name, schema=schema, options=options_of(row.record))
+        try:
+            return reader.read()
+        except Quarantined:
+            if not self.statements:
+                raise
+            return reader.without_answer()
 
     def named(self, what: str, column: str = "COLUMN") -> str:
         """Return the setting that makes ``column`` the column of ``what``."""
@@ -398,6 +406,10 @@ class _RowReader:
                 given = {"tests": tests}
                 return replace(self._code(prompt, given, "given", None, context), template="bare")
         return self._answered(context, prompt, answer)
+
+    def without_answer(self) -> Read:
+        context, prompt, _ = self._conversation() or ((), self._statement(), None)
+        return self._read(self._problem(context, prompt, (), "maths"), "bare")
 
     def _answered(self, context: tuple[Message, ...], prompt: str, answer: str | None) -> Read:
         schema = self.schema

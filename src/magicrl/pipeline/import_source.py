@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow.compute import field
 
 from magicrl.config.errors import RecipeError
 from magicrl.data.data_files import read_hub, read_place
@@ -45,16 +46,22 @@ def brought_place(source: PipelineSource) -> Place | None:
 
 
 class EntryReader:
-    """Reader for the records of a source that applies the filters of its settings."""
+    """Reader for the records of a source that applies the filters of its settings.
 
-    def __init__(self, source: PipelineSource, most_characters: int) -> None:
+    With ``statements``, records without an answer or tests that can be used are read, too, and long fields truncated.
+    """
+
+    def __init__(self, source: PipelineSource, most_characters: int, *, statements: bool = False) -> None:
         self.source = source
         self._most = most_characters
+        self._statements = statements
         self._reader = RecordReader(
             stem=source.label,
             fields=source.fields,
             verifier="code" if source.ability == "code" else "maths",
             offer="--set fields.{field}={column}",
+            reference=not statements,
+            statements=statements,
             solutions=source.fields.solutions,
             notes=source.fields.notes,
         )
@@ -68,7 +75,9 @@ class EntryReader:
         """
         for name, value in row.record.items():
             size = len(value) if isinstance(value, str | bytes) else 0
-            if size > self._most:
+            if size > self._most and self._statements:
+                row = replace(row, record={**row.record, name: value[: self._most]})
+            elif size > self._most:
                 raise ValueError(
                     f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
                 )
@@ -80,8 +89,9 @@ class EntryReader:
         except Quarantined as error:
             raise ValueError(f"{row.where}: {error}") from None
         source, problem = self.source, read.problem
-        ability: Ability = "code" if problem.verifier == "code" else "math"
-        self._check_ability(ability, row.where)
+        ability: Ability = "code" if problem.verifier == "code" and problem.references else "math"
+        if problem.references:
+            self._check_ability(ability, row.where)
         template = catalogue().templates[read.template] if source.template is None else Template(text=source.template)
         # failures of 16 by model, if the record has this column of the released schema
         info: Any = problem.extra.get("extra_info")
@@ -107,9 +117,10 @@ class EntryReader:
             notes=read.notes,
         )
 
-    def check(self) -> None:
-        """Raise ``ValueError`` if the records together show that answers were read wrong. Call it after the last."""
-        check_numbers(self._reader.numbers)
+    @property
+    def numbers(self) -> dict[str, str]:
+        """First rows whose answers can be read in two ways, for `check_numbers` after the last record."""
+        return self._reader.numbers
 
     def _of_another_run(self, entry: Entry, where: str) -> Entry:
         """Return a row of another run's output, unchanged except for a template of this source."""
@@ -127,7 +138,8 @@ class EntryReader:
             raise ValueError(f"{where}: is a {ability} problem, and the source is said to hold {expected}")
 
     def _given(self, row: Row, problem: Problem) -> Read:
-        if problem.verifier not in ("maths", "code") or not problem.references:
+        usable = problem.verifier in ("maths", "code") and problem.references
+        if not usable and not self._statements:
             raise ValueError(
                 f"{row.where}: verifier {problem.verifier!r} with {len(problem.references)} references; the steps "
                 "of a pipeline read problems of maths and code, with reference answers"
@@ -184,13 +196,16 @@ UNREADABLE = "unreadable record"
 NOT_ASKED_FOR = "not asked for"
 
 
-def import_source(source: PipelineSource, folder: Path, most_characters: int) -> list[Part]:
+def import_source(
+    source: PipelineSource, folder: Path, most_characters: int, *, statements: bool = False
+) -> list[Part]:
     """Return the parts of a source, importing those that are not in ``folder``.
 
     Args:
         source: Settings of the source.
         folder: Folder of the parts.
         most_characters: Longest field of a record.
+        statements: Also read records without a usable answer, whose statements are only compared.
 
     Raises:
         RecipeError: The file or hub dataset does not exist.
@@ -203,30 +218,37 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     # a missing file is reported when it is read
     whole = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in files]
     sums = [checksum(file for file in some if file.is_file()) for some in whole]
-    key = hash_of(IMPORT_VERSION, settings, brought, sums, most_characters)
-    if (step.path / "source.json").is_file():
-        state = json.loads((step.path / "source.json").read_text(encoding="utf-8"))
+    key = hash_of(IMPORT_VERSION, settings, brought, sums, most_characters, *(["statements"] if statements else []))
+    record = step.path / "source.json"
+    if record.is_file():
+        state = json.loads(record.read_text(encoding="utf-8"))
         parts = [step.part(name, own) for name, own in state["parts"]]
         if state["key"] == key and all(map(step.has, parts)):
             return parts
     with told_when_full(step.path):
-        parts = _import(source, files, step, key, most_characters)
+        parts = _import(EntryReader(source, most_characters, statements=statements), files, step, key)
         step.clear_except([part.name for part in parts])
         state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
-        write_atomically(step.path / "source.json", json.dumps(state, indent=1))
+        write_atomically(record, json.dumps(state, indent=1))
     return parts
 
 
-def _import(source: PipelineSource, files: list[Path], step: StepFolder, key: str, most_characters: int) -> list[Part]:
+def _import(reader: EntryReader, files: list[Path], step: StepFolder, key: str) -> list[Part]:
     """Read the records into parts, continuing after those that a killed import left, and return all parts."""
+    source = reader.source
     parts, seen, read = _taken_up(step, source.label, key)
-    reader = EntryReader(source, most_characters)
+    numbers = step.path / "numbers.json"  # those of the parts that a killed import left
+    if numbers.is_file():
+        reader.numbers.update(json.loads(numbers.read_text(encoding="utf-8")).get(key, {}))
     kept: list[Entry] = []
     dropped: list[dict[str, Any]] = []
     characters = 0
 
     def write() -> None:
         part = step.part(f"{source.label}.{len(parts):05d}", hash_of(key, len(parts)))
+        if reader.numbers:
+            step.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(numbers, json.dumps({key: reader.numbers}))
         # a killed import may have left the very part that is made again
         if not step.has(part):
             step.write(part, table_of(kept), pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA))
@@ -254,12 +276,14 @@ def _import(source: PipelineSource, files: list[Path], step: StepFolder, key: st
             write()
             characters = 0
     try:
-        reader.check()
+        check_numbers(reader.numbers)
     except ValueError:
         step.clear_except([])  # a later import must not continue with parts that were read wrong
+        numbers.unlink(missing_ok=True)
         raise
     if kept or dropped or not parts:
         write()
+    numbers.unlink(missing_ok=True)
     return parts
 
 
@@ -306,6 +330,13 @@ def source_files(source: PipelineSource) -> list[Path]:
             raise RecipeError(f"{path}: no file of that pattern", key="path")
         found += matches
     return found
+
+
+def unreadable_records(folder: StepFolder) -> list[str]:
+    """Return why records of an imported source could not be read, a line each."""
+    tables = folder.tables("dropped", ["reason", "detail"])
+    texts = [text for one in tables for text in one.filter(field("reason") == UNREADABLE)["detail"].to_pylist()]
+    return [text.partition("\n")[0] for text in texts]
 
 
 def shown_place(source: PipelineSource) -> str:

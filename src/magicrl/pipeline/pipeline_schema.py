@@ -117,6 +117,16 @@ class DecontaminationSettings(Section):
     drop: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered")
     """Kinds for which the training text is dropped. The others are only reported."""
 
+    @model_validator(mode="after")
+    def _what_is_dropped_is_reported(self) -> Self:
+        silent = [kind for kind in self.drop if kind not in self.kinds]
+        if silent:
+            raise ValueError(
+                f"drop has {', '.join(silent)}, which kinds leaves out, so such copies would stay; add them to kinds, "
+                "or take them out of drop"
+            )
+        return self
+
 
 class VotingJudge(Section):
     """A judge: a model behind an OpenAI-compatible server that votes on problems."""

@@ -111,7 +111,7 @@ def test_the_earlier_turns_of_a_conversation_belong_to_its_problem(write_rows: C
     against = {"held": {"path": str(write_rows("test.jsonl", [turns(2, "Be brief.")]))}}
     steps = [
         {"use": "dedup", "settings": {"stages": ["exact"]}},
-        {"use": "decontaminate", "against": against, "settings": {"use_embedding": False, "kinds": ["verbatim"]}},
+        {"use": "decontaminate", "against": against, "settings": {"use_embedding": False, "drop": ["verbatim"]}},
     ]
     run({"sources": [{"name": "chat", "path": str(write_rows("r.jsonl", rows))}], "steps": steps})
     assert run.reasons("01-dedup") == {"chat/chat-2": "duplicate (exact)"}
@@ -147,6 +147,36 @@ def test_an_import_whose_answers_count_from_one_is_refused_each_time(
     for _ in range(2):  # the second time no part of the first is used
         with pytest.raises(ValueError, match=r"r.jsonl, line 1: .* count the options from 1"):
             run({"sources": [source]})
+
+
+def test_an_import_that_was_killed_is_refused_for_its_first_rows_too(
+    write_rows: Callable[..., Path], run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_source, "PART_ROWS", 2)
+    # 1 is the text of the third option in the first rows, and can only be the place of the second one in the others
+    options = [["5", "7", "1"]] * 2 + [["5", "7", "9"]] * 2
+    rows = [{"question": f"{n}?", "choices": choices, "answer": "1"} for n, choices in enumerate(options)]
+    source = {"name": "r", "path": str(write_rows("r.jsonl", rows))}
+    really = import_source.EntryReader.entry
+
+    def entry(self: Any, row: Any, given: Any) -> Any:
+        if row.index == 2:
+            raise KeyboardInterrupt
+        return really(self, row, given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(import_source.EntryReader, "entry", entry)
+        with pytest.raises(KeyboardInterrupt):
+            run({"sources": [source]})
+    assert len(run.kept("sources/r")) == 2
+    with pytest.raises(
+        ValueError, match=r"line 1: the answer is the text of an option, but in .*line 3 it can only be"
+    ):
+        run({"sources": [source]})
+    rows[2:] = rows[:2]
+    write_rows("r.jsonl", rows)
+    run({"sources": [source]})
+    assert {path.name for path in (run.output / "sources" / "r").iterdir()} == {"kept", "dropped", "source.json"}
 
 
 def test_a_level_beyond_64_bits_is_set_aside_and_dates_are_notes(tmp_path: Path, run: Any) -> None:
