@@ -329,6 +329,10 @@ def source_files(source: PipelineSource) -> list[Path]:
         if not matches:
             raise RecipeError(f"{path}: no file of that pattern", key="path")
         found += matches
+    for name in ("split", "subset"):
+        value, file = getattr(source, name), next((path for path in found if path.is_file()), None)
+        if value is not None and file is not None:
+            raise RecipeError(f"{file}: a file has no {name}, got {value!r}; remove it", key=name)
     return found
 
 
@@ -356,20 +360,20 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[tuple[Row | Bad
             else:
                 yield item, None
         return
+    kind = source.row if source.hub is None else None  # subset and split of the kind belong to its own data set
+    split = source.split or (kind.split if kind is not None else "train")
     if not files:
-        row = source.row
-        name = source.hub or (row.hub if row is not None else None)
+        name, subset = (source.hub, None) if kind is None else (kind.hub, kind.subset)
         assert name is not None, "the schema checks it"
-        known = None if source.hub is not None else row  # the subset of the kind belongs to the hub name of the kind
-        subset, split = (known.subset, known.split) if known is not None else (None, "train")
-        splits = (source.split or split,)
-        rows = read_hub(name, splits=splits, subset=source.subset or subset, revision=source.revision)
+        rows = read_hub(name, splits=(split,), subset=source.subset or subset, revision=source.revision)
         yield from ((row, None) for row in rows)
         return
+    # ``datasets`` calls files without the name of a split train
+    splits = (split,) if source.split else (split, "train")
     index = 0
     for path in files:
         name, shown_name = str(path), without_secrets(str(path))
-        for row in read_place(path, None, splits=(source.split or "train",), subset=source.subset):
+        for row in read_place(path, None, splits=splits, subset=source.subset):
             where = row.where if shown_name == name else row.where.replace(name, shown_name)
             # numbered across all files, because ids are made from it
             yield replace(row, index=index, where=where), None

@@ -270,6 +270,10 @@ class PipelineSource(Section):
             raise ValueError("a source needs a path, a hub name, a function (source), or a kind that has a hub name")
         if self.options and self.source is None:
             raise ValueError("options are the arguments of a function (source); remove them")
+        for name, where in {"split": "folders and hub", "subset": "folders and hub", "revision": "hub"}.items():
+            value = getattr(self, name)
+            if value is not None and (self.source is not None or (where == "hub" and self.path is not None)):
+                raise ValueError(f"{name} = {value!r} is for {where} data sets; remove it")
         if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
         return self

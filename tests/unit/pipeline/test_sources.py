@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from magicrl.config.data_schema import SourceConfig
+from magicrl.config.errors import RecipeError
 from magicrl.data.sources import load_source
 from magicrl.pipeline import import_source
 from magicrl.pipeline.judge_step import problems_of
@@ -329,6 +330,19 @@ def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:
     assert [entry.references for entry in run.kept("sources/gsm8k")] == [("5",)]
 
 
+def test_a_folder_is_read_by_the_split_of_its_kind_and_a_file_has_none(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "set").mkdir()
+    record = RECORDS["omni_math"]["record"]
+    for name, answer in (("train", "1"), ("test", "2")):
+        (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps({**record, "answer": answer}))
+    for split, answer in ({}, "2"), ({"split": "train"}, "1"):
+        run({"sources": [{"kind": "omni_math", "path": "set", **split}]})
+        assert [entry.references for entry in run.kept("sources/omni_math")] == [(answer,)]
+    for name in ("split", "subset"):
+        with pytest.raises(RecipeError, match=rf"sources\.0\.{name}: .*test\.jsonl: a file has no {name}, got 'test'"):
+            run({"sources": [{"path": "set/test.jsonl", name: "test"}]})
+
+
 @pytest.mark.parametrize(
     ("kind", "path", "count"),
     [
@@ -405,6 +419,8 @@ def test_a_source_of_ones_own_is_read_into_the_pipeline(run: Any, tmp_path: Path
         ({"source": "read.py:cards"}, "missing a required argument: 'count'"),
         ({"source": "read.py:cards", "hub": "a/b"}, "one of path, hub, source; given: hub, source"),
         ({"path": "x.jsonl", "options": {"count": 1}}, "options are the arguments of a function"),
+        ({"path": "x.jsonl", "revision": "v2"}, "revision = 'v2' is for hub data sets; remove it"),
+        ({"source": "read.py:cards", "split": "test"}, "split = 'test' is for folders and hub data sets; remove it"),
     ],
 )
 def test_a_source_that_cannot_be_is_refused_before_anything_is_read(
