@@ -155,8 +155,15 @@ class EntryReader:
             if str(record[column]) not in values:
                 raise NotWanted(f"{column} is {str(record[column])[:80]!r}")
         before = self.source.row.before if self.source.row is not None else None
-        column = next((name for name in before.columns if name in record), None) if before is not None else None
-        if before is not None and column is not None and int(str(record[column])) >= before.value:
+        if before is None:
+            return
+        column = next((name for name in before.columns if name in record), None)
+        if column is None:
+            raise ValueError(
+                f"no column {' or '.join(before.columns)}: of kind {self.source.kind!r} only records before "
+                f"{before.value} are read; add the column, or choose another kind"
+            )
+        if int(str(record[column])) >= before.value:
             raise NotWanted(f"{column} {record[column]} is not before {before.value}")
 
 

@@ -102,6 +102,17 @@ def test_subsets_and_years_that_are_not_asked_for_are_counted(write_rows: Callab
     ]
 
 
+def test_a_record_without_the_year_that_its_kind_is_chosen_by_is_set_aside(
+    write_rows: Callable[..., Path], run: Any
+) -> None:
+    aime = RECORDS["aime_1983_2023"]["record"]
+    unknown = {name: value for name, value in aime.items() if name != "Year"} | {"ID": "2024-I-3"}
+    run({"sources": [{"kind": "aime_1983_2023", "path": str(write_rows("a.jsonl", [aime, unknown]))}]})
+    (row,) = run.dropped("sources/aime_1983_2023")
+    assert row["reason"] == "unreadable record"
+    assert "no column Year or year: of kind 'aime_1983_2023' only records before 2024 are read" in row["detail"]
+
+
 def test_the_earlier_turns_of_a_conversation_belong_to_its_problem(write_rows: Callable[..., Path], run: Any) -> None:
     def turns(number: int, system: str) -> dict[str, Any]:
         said = [("system", system), ("user", f"x is {number}."), ("assistant", "Yes."), ("user", "What is x plus 1?")]
