@@ -232,6 +232,7 @@ def import_source(
         parts = [step.part(name, own) for name, own in state["parts"]]
         if state["key"] == key and all(map(step.has, parts)):
             return parts
+    record.unlink(missing_ok=True)  # it says that the import has finished
     with told_when_full(step.path):
         parts = _import(EntryReader(source, most_characters, statements=statements), files, step, key)
         step.clear_except([part.name for part in parts])
