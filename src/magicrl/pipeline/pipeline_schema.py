@@ -64,6 +64,15 @@ class NearSettings(Section):
     rows: int = Field(default=4, ge=1)  # hash values per band; fewer find less similar pairs and cost more comparisons
     seed: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _a_band_is_full(self) -> Self:
+        if self.rows > self.permutations:
+            raise ValueError(
+                f"rows = {self.rows} is more than permutations = {self.permutations}, so there is no band to compare; "
+                "use fewer rows"
+            )
+        return self
+
 
 class EmbeddingStageSettings(Section):
     """Search for neighbours in an embedding space."""
