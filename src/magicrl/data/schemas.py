@@ -443,7 +443,7 @@ class _RowReader:
         ]
         problem = self._problem(context, prompt, references, self.reader.verifier)
         own = [text for text in dict.fromkeys(texts) if text.strip() not in references]
-        return self._read(problem, "maths" if strict else "bare", tuple(own), {})
+        return self._read(problem, "maths" if strict else "bare", tuple(own))
 
     def _code(
         self,
@@ -468,7 +468,7 @@ class _RowReader:
             raise Quarantined("the prompt is empty; remove the row or correct it")
         problem = self._problem(context, task.prompt, (json.dumps(task.tests, ensure_ascii=False),), "code")
         found = tuple(dict.fromkeys([*task.solutions, *self._texts(self.schema.solutions)]))
-        return self._read(problem, task.style, found, task.notes)
+        return self._read(problem, task.style, found)
 
     def _problem(
         self, context: tuple[Message, ...], prompt: str, references: tuple[str, ...], verifier: str
@@ -496,7 +496,7 @@ class _RowReader:
             extra={key: value for key, value in record.items() if key not in used} if self.reader.extra else {},
         )
 
-    def _read(self, problem: Problem, template: str, solutions: tuple[str, ...], notes: Mapping[str, Any]) -> Read:
+    def _read(self, problem: Problem, template: str, solutions: tuple[str, ...] = ()) -> Read:
         record, schema = self.row.record, self.schema
         for text in solutions:
             self._whole(", ".join(schema.solutions or schema.prompt), text)
@@ -512,7 +512,7 @@ class _RowReader:
             own_id=str(own) if isinstance(own, str | int) and own != "" else None,
             date=self._day(),
             solutions=solutions,
-            notes={**said, **notes},
+            notes=said,
             unused=tuple(name for name in record if name not in used),
         )
 
