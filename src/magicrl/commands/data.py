@@ -240,16 +240,30 @@ def stats(
 
 
 def _rows_in(path: Path) -> list[str]:
-    """The rows of a file, or of another run: its last step's, else its sources'."""
-    from magicrl.pipeline.stats import source_folders, step_folders
+    """The rows of a file, of a step, or of another run: its last step's, else its sources'.
+
+    Raises:
+        RecipeError: The step or run has not finished.
+    """
+    from magicrl.pipeline.stats import recorded_run, source_folders, step_folders
 
     path = path.resolve()
     if (path / "kept").is_dir():
         folders = [path / "kept"]
+        missing = [] if any((path / name).is_file() for name in ("step.json", "source.json")) else [path.name]
     elif (path / "sources").is_dir():
-        folders = [one.kept for one in step_folders(path)[-1:] or source_folders(path)]
+        run, steps = recorded_run(path), step_folders(path)
+        folders = [one.kept for one in steps[-1:] or source_folders(path)]
+        sources = [f"sources/{name}" for name in run.get("sources", [])]
+        missing = [name for name in sources if not (path / name / "source.json").is_file()]
+        missing += run.get("steps", [])[len(steps) :]
     else:
         return [str(path)]
+    if missing:
+        raise RecipeError(
+            f"--input {path}: {missing[0]} has not finished; run its command to the end, or name the folder of a "
+            "finished step, or files (kept/*.parquet)"
+        )
     return [f"{glob.escape(str(folder))}/*.parquet" for folder in folders]
 
 

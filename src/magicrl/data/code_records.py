@@ -13,7 +13,7 @@ import pickletools
 import re
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 Style = Literal["stdin", "function", "complete"]
@@ -46,7 +46,6 @@ class CodeTask:
     tests: dict[str, Any]
     style: Style
     solutions: tuple[str, ...] = ()
-    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def code_task(record: Mapping[str, Any], kind: str, prompt: str) -> CodeTask:
@@ -317,9 +316,9 @@ def _apps(record: Mapping[str, Any], prompt: str) -> CodeTask:
     return _with_solutions({**record, "tests": known}, prompt, solutions)
 
 
-def _with_solutions(record: Mapping[str, Any], prompt: str, solutions: list[str], **notes: Any) -> CodeTask:
+def _with_solutions(record: Mapping[str, Any], prompt: str, solutions: list[str]) -> CodeTask:
     """Return the task of a record whose tests were converted to the given format."""
-    return replace(_given(record, prompt), solutions=tuple(solutions), notes=notes)
+    return replace(_given(record, prompt), solutions=tuple(solutions))
 
 
 def _quantity(value: Any, units: Mapping[str, float]) -> float | None:
@@ -359,10 +358,8 @@ def _code_contests(record: Mapping[str, Any], prompt: str) -> CodeTask:
     if record.get("memory_limit_bytes"):
         limits["memory_limit_mb"] = int(record["memory_limit_bytes"]) >> 20
     tests = {"inputs": inputs, "outputs": outputs, **limits}
-    # a few known wrong programs, by which a checker can be examined
-    wrong = _in_python(record.get("incorrect_solutions"), "incorrect_solutions")[:4]
     solutions = _in_python(record.get("solutions"), "solutions")
-    return _with_solutions({"tests": tests}, prompt, solutions, wrong_solutions=wrong)
+    return _with_solutions({"tests": tests}, prompt, solutions)
 
 
 def _in_python(value: Any, name: str) -> list[str]:
@@ -380,8 +377,7 @@ def _in_python(value: Any, name: str) -> list[str]:
 def _code_contests_plus(record: Mapping[str, Any], prompt: str) -> CodeTask:
     """Read CodeContests+: ``test_cases`` of {input, output}, submissions of {code, language}, limits in ms and MB.
 
-    Its checkers are C++ programs with testlib, which the sandbox does not run. A note lets cleaning set aside problems
-    that need one.
+    Its checkers are C++ programs with testlib, which the sandbox does not run: outputs are compared with the expected.
     """
     cases = record["test_cases"]
     if not isinstance(cases, list) or not all(isinstance(case, Mapping) for case in cases):
@@ -402,7 +398,7 @@ def _code_contests_plus(record: Mapping[str, Any], prompt: str) -> CodeTask:
         **limits,
     }
     statement = f"{title}\n\n{prompt}" if title else prompt
-    return _with_solutions({"tests": tests}, statement, python, their_checker=bool(record.get("checker")))
+    return _with_solutions({"tests": tests}, statement, python)
 
 
 _KINDS: dict[str, Callable[[Mapping[str, Any], str], CodeTask]] = {

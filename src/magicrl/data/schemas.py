@@ -216,6 +216,7 @@ class RecordReader:
         verifier: Verifier of problems without tests. With ``code`` the answer column holds tests.
         offer: Setting with which a user names a column, such as ``--set data.train.0.fields.{field}={column}``.
         reference: True if a record must have an answer. An environment may not need one.
+        statements: Read a record whose answer or tests cannot be used without them, to compare its statement.
         extra: Keep the other columns in ``Problem.extra``.
         solutions: Additional columns of solutions.
         notes: Additional columns of notes.
@@ -227,6 +228,7 @@ class RecordReader:
     verifier: str = "maths"
     offer: str = OFFER
     reference: bool = True
+    statements: bool = False
     extra: bool = True
     solutions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -252,7 +254,13 @@ class RecordReader:
         if present not in self._found:
             self._found[present] = self._schema(row, present)
         name, schema = self._found[present]
-        return _RowReader(row=row, reader=self, name=name, schema=schema, options=options_of(row.record)).read()
+        reader = _RowReader(row=row, reader=self, name=name, schema=schema, options=options_of(row.record))
+        try:
+            return reader.read()
+        except Quarantined:
+            if not self.statements:
+                raise
+            return reader.without_answer()
 
     def named(self, what: str, column: str = "COLUMN") -> str:
         """Return the setting that makes ``column`` the column of ``what``."""
@@ -399,6 +407,10 @@ class _RowReader:
                 return replace(self._code(prompt, given, "given", None, context), template="bare")
         return self._answered(context, prompt, answer)
 
+    def without_answer(self) -> Read:
+        context, prompt, _ = self._conversation() or ((), self._statement(), None)
+        return self._read(self._problem(context, prompt, (), "maths"), "bare")
+
     def _answered(self, context: tuple[Message, ...], prompt: str, answer: str | None) -> Read:
         schema = self.schema
         raw = answer if schema.answer is None else self._value(schema.answer, "answer")
@@ -431,7 +443,7 @@ class _RowReader:
         ]
         problem = self._problem(context, prompt, references, self.reader.verifier)
         own = [text for text in dict.fromkeys(texts) if text.strip() not in references]
-        return self._read(problem, "maths" if strict else "bare", tuple(own), {})
+        return self._read(problem, "maths" if strict else "bare", tuple(own))
 
     def _code(
         self,
@@ -456,7 +468,7 @@ class _RowReader:
             raise Quarantined("the prompt is empty; remove the row or correct it")
         problem = self._problem(context, task.prompt, (json.dumps(task.tests, ensure_ascii=False),), "code")
         found = tuple(dict.fromkeys([*task.solutions, *self._texts(self.schema.solutions)]))
-        return self._read(problem, task.style, found, task.notes)
+        return self._read(problem, task.style, found)
 
     def _problem(
         self, context: tuple[Message, ...], prompt: str, references: tuple[str, ...], verifier: str
@@ -484,7 +496,7 @@ class _RowReader:
             extra={key: value for key, value in record.items() if key not in used} if self.reader.extra else {},
         )
 
-    def _read(self, problem: Problem, template: str, solutions: tuple[str, ...], notes: Mapping[str, Any]) -> Read:
+    def _read(self, problem: Problem, template: str, solutions: tuple[str, ...] = ()) -> Read:
         record, schema = self.row.record, self.schema
         for text in solutions:
             self._whole(", ".join(schema.solutions or schema.prompt), text)
@@ -500,7 +512,7 @@ class _RowReader:
             own_id=str(own) if isinstance(own, str | int) and own != "" else None,
             date=self._day(),
             solutions=solutions,
-            notes={**said, **notes},
+            notes=said,
             unused=tuple(name for name in record if name not in used),
         )
 

@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-from pyarrow.compute import field
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
 from magicrl.pipeline.frame import Context, PipelineStep, Watcher, in_processes, run_step, start_worker
-from magicrl.pipeline.import_source import UNREADABLE, brought_place, import_source, shown_place, source_files
+from magicrl.pipeline.import_source import (
+    brought_place,
+    import_source,
+    shown_place,
+    source_files,
+    unreadable_records,
+)
 from magicrl.pipeline.parts import Part, StepFolder, read_part, told_when_full
 from magicrl.pipeline.pipeline_schema import (
     AnyStep,
@@ -101,13 +106,9 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
         source, folder, _ = jobs[number]
         _check_kept(f"the source {shown_place(source)}", imported, StepFolder(folder))
         parts += imported
-        tables = StepFolder(folder).tables("dropped", ["reason", "detail"])
-        unreadable = [
-            text for one in tables for text in one.filter(field("reason") == UNREADABLE)["detail"].to_pylist()
-        ]
+        unreadable = unreadable_records(StepFolder(folder))
         if unreadable:
-            first = unreadable[0].partition("\n")[0]
-            context.watcher.note(f"{source.label}: {len(unreadable)} unreadable records, the first: {first}")
+            context.watcher.note(f"{source.label}: {len(unreadable)} unreadable records, the first: {unreadable[0]}")
         context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
     _check_ids(parts)
     return parts

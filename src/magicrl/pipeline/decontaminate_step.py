@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from magicrl.config.errors import under
+from magicrl.config.errors import RecipeError, under
 from magicrl.files import write_atomically
 from magicrl.pipeline.canonical import tokens_of
 from magicrl.pipeline.dedup_step import documents
@@ -28,7 +28,7 @@ from magicrl.pipeline.embedders import Embedder, make_embedder
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.frame import Context, Drop, PipelineStep, write_drops
 from magicrl.pipeline.guard import are_different, numbers_of
-from magicrl.pipeline.import_source import import_source
+from magicrl.pipeline.import_source import import_source, unreadable_records
 from magicrl.pipeline.parts import Part, StepFolder, hash_of
 from magicrl.pipeline.pipeline_schema import DecontaminateStep, DecontaminationSettings, HitKind
 from magicrl.pipeline.texts import U64, Texts, mixed, spooled, window_hashes
@@ -105,11 +105,8 @@ class Hit:
     reference_text: str
 
 
-def write_report(hits: Iterable[Hit], folder: Path) -> Counter[tuple[str, str]]:
-    """Write ``hits.jsonl`` and ``hits.md``, and return the number of hits by test set and kind.
-
-    Hits are written as they arrive, because there may be many.
-    """
+def write_report(hits: Iterable[Hit], folder: Path) -> None:
+    """Write ``hits.jsonl`` and ``hits.md``, hits as they arrive, because there may be many."""
     counts: Counter[tuple[str, str]] = Counter()
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "hits.jsonl").open("w", encoding="utf-8") as lines:
@@ -123,7 +120,6 @@ def write_report(hits: Iterable[Hit], folder: Path) -> Counter[tuple[str, str]]:
             title = f"{hit.document} repeats {hit.reference} of {hit.reference_set}: {hit.kind}, {hit.score:.2f}"
             texts = f"Training text:\n\n{_quoted(hit.document_text)}\n\nTest problem:\n\n{_quoted(hit.reference_text)}"
             page.write(f"\n## {title}\n\n{texts}\n")
-    return counts
 
 
 def read_hits(path: Path) -> Iterator[Hit]:
@@ -314,12 +310,20 @@ class Decontaminate(PipelineStep[DecontaminateStep]):
         return {"against": against, **self._settings.settings.model_dump(mode="json")}
 
     def _references(self, context: Context) -> Iterator[tuple[str, list[Part]]]:
-        """Yield the test sets, imported like any source into separate folders."""
+        """Yield the test sets, imported like any source into separate folders, also problems without an answer."""
         for name, source in self._settings.against.items():
             named = source if source.name is not None else source.model_copy(update={"name": name})
             folder = context.output / "references" / named.label
             with under(f"against.{name}"):
-                yield name, import_source(named, folder, context.max_field_characters)
+                parts = import_source(named, folder, context.max_field_characters, statements=True)
+                unreadable = unreadable_records(StepFolder(folder))
+                if unreadable:
+                    raise RecipeError(
+                        f"{len(unreadable)} records of the test set cannot be read, and copies of them would stay in "
+                        f"the training data; the first: {unreadable[0]}; correct or remove them",
+                        key="",
+                    )
+                yield name, parts
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         references = {name: list(documents(found)) for name, found in self._references(context)}

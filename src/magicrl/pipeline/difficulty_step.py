@@ -34,6 +34,7 @@ from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
 from magicrl.records import Problem, SamplingParams
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl_verifiers.records import JudgeOptions
+from magicrl_verifiers.references import file_fingerprint
 from magicrl_verifiers.service import VerifierPool
 
 
@@ -86,8 +87,23 @@ def failures_of_sixteen(correct: int, counted: int) -> int:
     return min(max(scaled, int(correct < counted)), 16 - int(correct > 0))
 
 
+def is_measured(correct: int, counted: int, total: int, rule: EarlyStop | None) -> bool:
+    """Return whether enough samples were judged: half of them, or as many as the stopping rule needs.
+
+    Also one correct and one wrong sample are enough. Other problems say more about the verifier's failures.
+    """
+    return (
+        2 * counted >= total or 0 < correct < counted or (rule is not None and is_closed(correct, counted, total, rule))
+    )
+
+
 ABILITIES = {"math": "maths", "code": "code"}
 UNFIT = "prompt unfit for the model"
+_FREE = {
+    *("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "total_seconds"),
+    *("max_rows", "gpus", "cache_mb", "gpu_share", "eager"),
+}
+"""Options of an engine that do not affect samples."""
 _PILOT = 32  # samples
 
 
@@ -121,12 +137,15 @@ class Difficulty(PipelineStep[DifficultyStep]):
     """Samples all problems first, then drops rows or adds their ``model_difficulty``."""
 
     use = "difficulty"
+    version = 2
 
     def identity(self, context: Context) -> Any:
         sampler = self._settings.sampler
         costs = {"max_rows", "memory_limit_mb", "threads", "device"}  # do not affect samples
         known = self._settings.model_dump(mode="json", exclude={"name": True, "sampler": costs})
-        known["sampler"]["options"] = {name: v for name, v in sampler.options.items() if name in ("mode", "tokenizer")}
+        known["sampler"]["options"] = {name: v for name, v in sampler.options.items() if name not in _FREE}
+        if (code := file_fingerprint(sampler.engine)) is not None:  # of a custom engine
+            known["engine_sha256"] = code
         if sampler.gguf_package is not None:
             known["weights"] = hashlib.sha256(find_gguf(sampler.gguf_package).read_bytes()).hexdigest()
         elif sampler.engine != "openai":
@@ -160,7 +179,8 @@ class Difficulty(PipelineStep[DifficultyStep]):
             known.pop(name)
         samples = folder.work / f"samples-{hash_of(known)[:12]}.jsonl"
         for row in read_samples([samples]) if samples.exists() else ():
-            if row.problem in counts:
+            # a sample that was not judged is made again
+            if row.problem in counts and row.counted:
                 counts[row.problem].add(row)
         overlong: dict[str, str] = {}
         if any(count.is_open(settings.early_stop) for count in counts.values()):
@@ -252,7 +272,11 @@ class Difficulty(PipelineStep[DifficultyStep]):
                     judge,
                     opened.encode,
                     write=write,
-                    done=read_samples([path]),
+                    done=(
+                        row
+                        for row in read_samples([path])
+                        if row.problem in counts and row.sample in counts[row.problem].indices
+                    ),
                     progress=lambda done, of: context.watcher.progress(self.use, done, of, "samples"),
                     most=most,
                 )
@@ -298,14 +322,15 @@ class Difficulty(PipelineStep[DifficultyStep]):
     def decide(self, folder: StepFolder) -> Decide:
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
         counts, overlong, label = document["counts"], document["overlong"], self._settings.model_label
+        rule = self._settings.early_stop
 
         def one(entry: Entry) -> Decision:
             name = sampled_name(entry)
             if name in overlong:
                 return Drop(UNFIT, overlong[name])
             _, correct, counted, total = counts[name]
-            if counted == 0:
-                return Drop("no sample could be judged", f"{total} samples")
+            if not is_measured(correct, counted, total, rule):
+                return Drop("too few samples could be judged", f"{counted} of {total} samples")
             if self._drops and correct in (0, counted):
                 word = "never solved" if correct == 0 else "always solved"
                 return Drop(f"{word} by {label}", f"{correct} of {counted} judged samples right, N = {total}")
@@ -319,7 +344,12 @@ class Difficulty(PipelineStep[DifficultyStep]):
         """Write ``work/difficulty.{txt,json,svg}``: the report's table for this model."""
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
         told, text = difficulty_report(document, drops=self._drops)
-        failures = Counter(failures_of_sixteen(c, n) for _, c, n, _ in document["counts"].values() if n)
+        rule = self._settings.early_stop
+        rows = [row[1:] for name, row in document["counts"].items() if name not in document["overlong"]]
+        measured = [
+            (correct, counted) for correct, counted, total in rows if is_measured(correct, counted, total, rule)
+        ]
+        failures = Counter(failures_of_sixteen(*row) for row in measured)
         picture = bars(
             f"Problems by failures of 16, {document['model']}",
             [failures[number] for number in range(17)],
@@ -330,10 +360,16 @@ class Difficulty(PipelineStep[DifficultyStep]):
         write_atomically(folder.work / "difficulty.txt", text + "\n")
         write_atomically(folder.work / "difficulty.svg", picture)
         context.watcher.note(text)
+        if len(measured) < len(rows):
+            context.watcher.note(
+                f"{len(rows) - len(measured)} problems were dropped because too few of their samples could be judged; "
+                f"to judge them again, delete {folder.kept}, {folder.work / 'prepared.key'} and the folders of later "
+                "steps, and run the same command again"
+            )
 
 
 def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict[str, Any], str]:
-    """Count never (0/N), always (N/N) and sometimes solved problems by ability, and problems without a judged sample.
+    """Count never (0/N), always (N/N) and sometimes solved problems by ability, and those with too few judged samples.
 
     Args:
         document: Contents of ``counts.json``, with (ability, correct, judged, N) by problem.
@@ -342,13 +378,16 @@ def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict
     Returns:
         The counts as JSON values, and as text.
     """
+    rule = None if document["early_stop"] is None else EarlyStop.model_validate(document["early_stop"])
     lines = [f"difficulty under {document['model']} (tau {document['temperature']:g}, T {document['max_tokens']})"]
     rest = "kept" if drops else "sometimes"
     lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{rest:>10}{'unmeasured':>12}")
     table: list[dict[str, Any]] = []
     for ability, word in ABILITIES.items():
         rows = {name: row for name, row in document["counts"].items() if row[0] == ability}
-        measured = [row for name, row in rows.items() if row[2] > 0 and name not in document["overlong"]]
+        measured = [
+            row for name, row in rows.items() if name not in document["overlong"] and is_measured(*row[1:], rule)
+        ]
         never = sum(correct == 0 for _, correct, _, _ in measured)
         always = sum(correct == counted for _, correct, counted, _ in measured)
         shares = {"never": never, "always": always, rest: len(measured) - never - always}
@@ -361,11 +400,11 @@ def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict
     lines.append(f"{samples['made']} of {samples['wanted']} samples made")
     told = {name: document[name] for name in ("model", "temperature", "max_tokens", "samples", "early_stop")}
     told["table"] = table
-    if document["early_stop"] is not None:
-        prior = document["early_stop"]["prior"]
-        closed = [(n, total) for _, correct, n, total in document["counts"].values() if correct in (0, n) and n < total]
+    if rule is not None:
+        judged = [row[1:] for row in document["counts"].values() if is_measured(*row[1:], rule)]
+        closed = [(n, total) for correct, n, total in judged if correct in (0, n) and n < total]
         # the expected number of problems for which a further sample would have had another outcome
-        wrong = sum(1 - chance_of_the_same(n, total, prior) for n, total in closed if n)
+        wrong = sum(1 - chance_of_the_same(n, total, rule.prior) for n, total in closed)
         told["expected_errors"] = round(wrong, 2)
         share = samples["saved"] / max(1, samples["wanted"])
         lines.append(

@@ -145,6 +145,7 @@ def run_step(step: PipelineStep[Any], name: str, parts: Sequence[Part], context:
     context.watcher.step(name, len(parts), len(missing))
     with told_when_full(folder.path):
         if missing:
+            folder.summary.unlink(missing_ok=True)  # it says that the step has finished
             folder.work.mkdir(parents=True, exist_ok=True)
             prepared = folder.work / "prepared.key"  # results of other settings must not be reused
             if not (prepared.is_file() and prepared.read_text() == own):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyarrow.compute import field
 
 from magicrl.config.errors import RecipeError
 from magicrl.data.data_files import read_hub, read_place
@@ -45,16 +46,22 @@ def brought_place(source: PipelineSource) -> Place | None:
 
 
 class EntryReader:
-    """Reader for the records of a source that applies the filters of its settings."""
+    """Reader for the records of a source that applies the filters of its settings.
 
-    def __init__(self, source: PipelineSource, most_characters: int) -> None:
+    With ``statements``, records without an answer or tests that can be used are read, too, and long fields truncated.
+    """
+
+    def __init__(self, source: PipelineSource, most_characters: int, *, statements: bool = False) -> None:
         self.source = source
         self._most = most_characters
+        self._statements = statements
         self._reader = RecordReader(
             stem=source.label,
             fields=source.fields,
             verifier="code" if source.ability == "code" else "maths",
             offer="--set fields.{field}={column}",
+            reference=not statements,
+            statements=statements,
             solutions=source.fields.solutions,
             notes=source.fields.notes,
         )
@@ -68,7 +75,9 @@ class EntryReader:
         """
         for name, value in row.record.items():
             size = len(value) if isinstance(value, str | bytes) else 0
-            if size > self._most:
+            if size > self._most and self._statements:
+                row = replace(row, record={**row.record, name: value[: self._most]})
+            elif size > self._most:
                 raise ValueError(
                     f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
                 )
@@ -80,8 +89,9 @@ class EntryReader:
         except Quarantined as error:
             raise ValueError(f"{row.where}: {error}") from None
         source, problem = self.source, read.problem
-        ability: Ability = "code" if problem.verifier == "code" else "math"
-        self._check_ability(ability, row.where)
+        ability: Ability = "code" if problem.verifier == "code" and problem.references else "math"
+        if problem.references:
+            self._check_ability(ability, row.where)
         template = catalogue().templates[read.template] if source.template is None else Template(text=source.template)
         # failures of 16 by model, if the record has this column of the released schema
         info: Any = problem.extra.get("extra_info")
@@ -107,9 +117,10 @@ class EntryReader:
             notes=read.notes,
         )
 
-    def check(self) -> None:
-        """Raise ``ValueError`` if the records together show that answers were read wrong. Call it after the last."""
-        check_numbers(self._reader.numbers)
+    @property
+    def numbers(self) -> dict[str, str]:
+        """First rows whose answers can be read in two ways, for `check_numbers` after the last record."""
+        return self._reader.numbers
 
     def _of_another_run(self, entry: Entry, where: str) -> Entry:
         """Return a row of another run's output, unchanged except for a template of this source."""
@@ -127,7 +138,8 @@ class EntryReader:
             raise ValueError(f"{where}: is a {ability} problem, and the source is said to hold {expected}")
 
     def _given(self, row: Row, problem: Problem) -> Read:
-        if problem.verifier not in ("maths", "code") or not problem.references:
+        usable = problem.verifier in ("maths", "code") and problem.references
+        if not usable and not self._statements:
             raise ValueError(
                 f"{row.where}: verifier {problem.verifier!r} with {len(problem.references)} references; the steps "
                 "of a pipeline read problems of maths and code, with reference answers"
@@ -143,8 +155,15 @@ class EntryReader:
             if str(record[column]) not in values:
                 raise NotWanted(f"{column} is {str(record[column])[:80]!r}")
         before = self.source.row.before if self.source.row is not None else None
-        column = next((name for name in before.columns if name in record), None) if before is not None else None
-        if before is not None and column is not None and int(str(record[column])) >= before.value:
+        if before is None:
+            return
+        column = next((name for name in before.columns if name in record), None)
+        if column is None:
+            raise ValueError(
+                f"no column {' or '.join(before.columns)}: of kind {self.source.kind!r} only records before "
+                f"{before.value} are read; add the column, or choose another kind"
+            )
+        if int(str(record[column])) >= before.value:
             raise NotWanted(f"{column} {record[column]} is not before {before.value}")
 
 
@@ -184,13 +203,16 @@ UNREADABLE = "unreadable record"
 NOT_ASKED_FOR = "not asked for"
 
 
-def import_source(source: PipelineSource, folder: Path, most_characters: int) -> list[Part]:
+def import_source(
+    source: PipelineSource, folder: Path, most_characters: int, *, statements: bool = False
+) -> list[Part]:
     """Return the parts of a source, importing those that are not in ``folder``.
 
     Args:
         source: Settings of the source.
         folder: Folder of the parts.
         most_characters: Longest field of a record.
+        statements: Also read records without a usable answer, whose statements are only compared.
 
     Raises:
         RecipeError: The file or hub dataset does not exist.
@@ -203,30 +225,38 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     # a missing file is reported when it is read
     whole = [sorted(path.rglob("*")) if path.is_dir() else [path] for path in files]
     sums = [checksum(file for file in some if file.is_file()) for some in whole]
-    key = hash_of(IMPORT_VERSION, settings, brought, sums, most_characters)
-    if (step.path / "source.json").is_file():
-        state = json.loads((step.path / "source.json").read_text(encoding="utf-8"))
+    key = hash_of(IMPORT_VERSION, settings, brought, sums, most_characters, *(["statements"] if statements else []))
+    record = step.path / "source.json"
+    if record.is_file():
+        state = json.loads(record.read_text(encoding="utf-8"))
         parts = [step.part(name, own) for name, own in state["parts"]]
         if state["key"] == key and all(map(step.has, parts)):
             return parts
+    record.unlink(missing_ok=True)  # it says that the import has finished
     with told_when_full(step.path):
-        parts = _import(source, files, step, key, most_characters)
+        parts = _import(EntryReader(source, most_characters, statements=statements), files, step, key)
         step.clear_except([part.name for part in parts])
         state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
-        write_atomically(step.path / "source.json", json.dumps(state, indent=1))
+        write_atomically(record, json.dumps(state, indent=1))
     return parts
 
 
-def _import(source: PipelineSource, files: list[Path], step: StepFolder, key: str, most_characters: int) -> list[Part]:
+def _import(reader: EntryReader, files: list[Path], step: StepFolder, key: str) -> list[Part]:
     """Read the records into parts, continuing after those that a killed import left, and return all parts."""
+    source = reader.source
     parts, seen, read = _taken_up(step, source.label, key)
-    reader = EntryReader(source, most_characters)
+    numbers = step.path / "numbers.json"  # those of the parts that a killed import left
+    if numbers.is_file():
+        reader.numbers.update(json.loads(numbers.read_text(encoding="utf-8")).get(key, {}))
     kept: list[Entry] = []
     dropped: list[dict[str, Any]] = []
     characters = 0
 
     def write() -> None:
         part = step.part(f"{source.label}.{len(parts):05d}", hash_of(key, len(parts)))
+        if reader.numbers:
+            step.path.mkdir(parents=True, exist_ok=True)
+            write_atomically(numbers, json.dumps({key: reader.numbers}))
         # a killed import may have left the very part that is made again
         if not step.has(part):
             step.write(part, table_of(kept), pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA))
@@ -254,12 +284,14 @@ def _import(source: PipelineSource, files: list[Path], step: StepFolder, key: st
             write()
             characters = 0
     try:
-        reader.check()
+        check_numbers(reader.numbers)
     except ValueError:
         step.clear_except([])  # a later import must not continue with parts that were read wrong
+        numbers.unlink(missing_ok=True)
         raise
     if kept or dropped or not parts:
         write()
+    numbers.unlink(missing_ok=True)
     return parts
 
 
@@ -305,7 +337,18 @@ def source_files(source: PipelineSource) -> list[Path]:
         if not matches:
             raise RecipeError(f"{path}: no file of that pattern", key="path")
         found += matches
+    for name in ("split", "subset"):
+        value, file = getattr(source, name), next((path for path in found if path.is_file()), None)
+        if value is not None and file is not None:
+            raise RecipeError(f"{file}: a file has no {name}, got {value!r}; remove it", key=name)
     return found
+
+
+def unreadable_records(folder: StepFolder) -> list[str]:
+    """Return why records of an imported source could not be read, a line each."""
+    tables = folder.tables("dropped", ["reason", "detail"])
+    texts = [text for one in tables for text in one.filter(field("reason") == UNREADABLE)["detail"].to_pylist()]
+    return [text.partition("\n")[0] for text in texts]
 
 
 def shown_place(source: PipelineSource) -> str:
@@ -325,20 +368,20 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[tuple[Row | Bad
             else:
                 yield item, None
         return
+    kind = source.row if source.hub is None else None  # subset and split of the kind belong to its own data set
+    split = source.split or (kind.split if kind is not None else "train")
     if not files:
-        row = source.row
-        name = source.hub or (row.hub if row is not None else None)
+        name, subset = (source.hub, None) if kind is None else (kind.hub, kind.subset)
         assert name is not None, "the schema checks it"
-        known = None if source.hub is not None else row  # the subset of the kind belongs to the hub name of the kind
-        subset, split = (known.subset, known.split) if known is not None else (None, "train")
-        splits = (source.split or split,)
-        rows = read_hub(name, splits=splits, subset=source.subset or subset, revision=source.revision)
+        rows = read_hub(name, splits=(split,), subset=source.subset or subset, revision=source.revision)
         yield from ((row, None) for row in rows)
         return
+    # ``datasets`` calls files without the name of a split train
+    splits = (split,) if source.split else (split, "train")
     index = 0
     for path in files:
         name, shown_name = str(path), without_secrets(str(path))
-        for row in read_place(path, None, splits=(source.split or "train",), subset=source.subset):
+        for row in read_place(path, None, splits=splits, subset=source.subset):
             where = row.where if shown_name == name else row.where.replace(name, shown_name)
             # numbered across all files, because ids are made from it
             yield replace(row, index=index, where=where), None

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from magicrl.files import write_atomically
@@ -33,7 +33,7 @@ class Judge(PipelineStep[JudgeStep]):
     """Collects all votes first, each stored so that it is requested only once, then drops rows by id."""
 
     use = "judge"
-    version = 2
+    version = 3
 
     def identity(self, context: Context) -> Any:
         known = self._settings.settings.model_dump(mode="json", exclude={"judges": {"__all__": _FREE}})
@@ -42,12 +42,13 @@ class Judge(PipelineStep[JudgeStep]):
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         settings = self._settings.settings
         total = sum(read_part(part.path, ["id"]).num_rows for part in parts)
+        known = FLAWED if self._settings.flawed else ()
         # shown before the first request, because votes cost money
-        missing = votes_missing(problems_of(parts), settings, folder=folder.work)
-        length = sum(len(problem.text) for problem in problems_of(parts)) / max(1, total)
+        missing = votes_missing(chain(problems_of(parts), known), settings, folder=folder.work)
+        length = sum(len(problem.text) for problem in chain(problems_of(parts), known)) / (total + len(known))
         for name, cost in estimated_cost(settings, missing, length).items():
             context.watcher.note(
-                f"judge {name}: {cost['votes']} votes to ask for, {cost['prompt_tokens']} tokens in, at most "
+                f"judge {name}: {cost['votes']} votes to ask for, at most {cost['most_prompt_tokens']} tokens in and "
                 f"{cost['most_completion_tokens']} out, at most {cost['most_dollars']:.2f} dollars"
             )
         lines: list[str] = []
@@ -65,8 +66,7 @@ class Judge(PipelineStep[JudgeStep]):
 
         told = report_of(judged(), settings)
         if self._settings.flawed:
-            known = judge_problems(FLAWED, settings, folder=folder.work)
-            told["flawed"] = flawed_figures(known, [problem.id for problem in FLAWED])
+            told["flawed"] = flawed_figures(judge_problems(FLAWED, settings, folder=folder.work))
         text = as_text(told)
         if "flawed" in told:
             flawed = told["flawed"]
@@ -91,6 +91,14 @@ class Judge(PipelineStep[JudgeStep]):
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         context.watcher.note((folder.work / "judging.txt").read_text(encoding="utf-8").rstrip())
+        told = json.loads((folder.work / "judging.json").read_text(encoding="utf-8"))
+        failed = sum(judge["failed"] for judge in told["judges"].values())
+        if failed:
+            context.watcher.note(
+                f"{failed} votes failed, because a server refused the problem (reasons in {folder.work}/votes.jsonl); "
+                f"to request them again, delete {folder.kept}, {folder.work / 'prepared.key'} and the folders of later "
+                "steps, and run the same command again"
+            )
 
 
 def problems_of(parts: Sequence[Part]) -> Iterator[Document]:
@@ -174,26 +182,30 @@ def cost(judge: VotingJudge, prompt_tokens: float, completion_tokens: float) -> 
 
 
 def estimated_cost(settings: JudgingSettings, missing: Mapping[str, int], characters: float) -> dict[str, Any]:
-    """Return the highest cost of the ``missing`` votes by judge, for problems of ``characters`` on average."""
+    """Return the highest cost of the ``missing`` votes by judge, for problems of ``characters`` on average.
+
+    All attempts of a vote are paid for.
+    """
     estimate: dict[str, Any] = {}
     for judge in settings.judges:
         votes = missing[judge.shown_name]
-        # the instructions have 1400 characters, and a token about 3.5
-        prompt, answer = votes * (characters + 1400) / 3.5, votes * judge.max_tokens
+        requests = votes * judge.unreadable_attempts
+        # the shipped instructions and the form have less than 1400 characters, and a token about 3.5
+        characters_each = characters + 1400 + len(settings.instructions)
+        prompt, answer = requests * characters_each / 3.5, requests * judge.max_tokens
         estimate[judge.shown_name] = {
             "votes": votes,
-            "prompt_tokens": round(prompt),
+            "most_prompt_tokens": round(prompt),
             "most_completion_tokens": answer,
             "most_dollars": cost(judge, prompt, answer),
         }
     return estimate
 
 
-def flawed_figures(judgements: Iterable[Judgement], flawed: Collection[str]) -> dict[str, Any]:
-    """Return how many problems (ids) known to be flawed the judges drop."""
-    kept = {judgement.problem: judgement.keep for judgement in judgements if judgement.problem in flawed}
+def flawed_figures(judgements: Iterable[Judgement]) -> dict[str, Any]:
+    """Return how many problems known to be flawed the judges drop."""
+    kept = {judgement.problem: judgement.keep for judgement in judgements}
     return {
-        "flawed": len(flawed),
         "judged": len(kept),
         "found_by_judges": sum(not keep for keep in kept.values()),
         "missed_by_judges": sorted(name for name, keep in kept.items() if keep),

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -50,6 +51,7 @@ class Vote:
     criteria: dict[str, bool]  # verdict on each criterion that the response holds
     prompt_tokens: int = 0  # as the server counted them, else 0
     completion_tokens: int = 0
+    attempts: int = 0  # responses that could not be read
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -172,26 +174,16 @@ class JudgeClient:
         )
         self._transport = Transport(server, ServerUsage())
 
-    async def vote(self, problem: Document, index: int, key: bytes, stopped: Callable[[], bool]) -> Vote:
-        """Request a vote, again while the response cannot be read.
+    async def vote(self, problem: Document, vote: Vote, key: bytes, stopped: Callable[[], bool]) -> Vote:
+        """Request a vote, again while the response cannot be read, after the attempts of ``vote``.
 
         Raises:
             ServerError: The server cannot be reached, refuses the key or the model, or fails for too long.
         """
-        vote = Vote(
-            problem=problem.id,
-            judge=self.settings.shown_name,
-            index=index,
-            status="unreadable",
-            keep=None,
-            reasons="",
-            criteria={},
-        )
-        attempt = 0
-        while attempt < self.settings.unreadable_attempts:
+        while vote.attempts < self.settings.unreadable_attempts:
             structure = self._structure
             try:
-                answer = await self._send(self._body(problem.text, key, attempt), stopped)
+                answer = await self._send(self._body(problem.text, key, vote.attempts), stopped)
             except ServerError as error:
                 if error.status not in _REFUSED:
                     raise self._named(error) from None
@@ -203,14 +195,13 @@ class JudgeClient:
                     await self._probe(error)
                 return replace(vote, status="failed", reasons=str(error))
             self._answered = True
-            attempt += 1
             prompt, completion = usage_of(answer) or (0, 0)
             paid, written = vote.prompt_tokens + prompt, vote.completion_tokens + completion
             vote = replace(vote, prompt_tokens=paid, completion_tokens=written)
             try:
                 keep, reasons, criteria = read_answer(content_of(answer))
             except UnreadableAnswer as error:
-                vote = replace(vote, reasons=str(error))
+                vote = replace(vote, status="unreadable", reasons=str(error), attempts=vote.attempts + 1)
                 continue
             return replace(vote, status="valid", keep=keep, reasons=reasons, criteria=criteria)
         return vote
@@ -321,13 +312,12 @@ def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, f
                     raise ValueError(f"two problems have the id {doubled!r}; ids must be unique")
                 runner.run(_ask(chunk, settings, cache, judges))
                 for problem in chunk:
-                    keyed = [
-                        (vote_key(problem, judge, index, settings), judge.shown_name)
-                        for judge in settings.judges
-                        for index in range(judge.votes)
+                    keyed = _keyed(problem, settings)
+                    # equal problems share votes
+                    votes = [
+                        replace(Vote(**cache.get(key)), problem=problem.id, judge=judge.shown_name, index=index)
+                        for key, judge, index in keyed
                     ]
-                    # equal problems, and judges with the same model, share votes
-                    votes = [replace(Vote(**cache.get(key)), problem=problem.id, judge=name) for key, name in keyed]
                     yield decide(problem.id, votes, settings.threshold, undecided=settings.undecided == "keep")
         finally:
             for judge in judges:
@@ -339,8 +329,8 @@ def votes_missing(problems: Iterable[Document], settings: JudgingSettings, *, fo
     missing = {judge.shown_name: 0 for judge in settings.judges}
     with open_cache(folder) as cache:
         for problem in problems:
-            for judge in settings.judges:
-                missing[judge.shown_name] += len(_wanted([problem], judge, settings, cache))
+            for name, votes in _wanted([problem], settings, cache).items():
+                missing[name] += len(votes)
     return missing
 
 
@@ -368,20 +358,19 @@ async def _ask(
     """
     failed: list[ValueError | ServerError] = []
 
-    async def work(judge: JudgeClient, waiting: Iterator[tuple[bytes, tuple[Document, int]]]) -> None:
-        for key, (problem, index) in waiting:
+    async def work(judge: JudgeClient, waiting: Iterator[tuple[bytes, tuple[Document, Vote]]]) -> None:
+        for key, (problem, vote) in waiting:
             if failed:
                 return
             try:
-                vote = await judge.vote(problem, index, key, lambda: bool(failed))
-                if key not in cache:  # judges with the same model share votes
-                    cache.put(key, asdict(vote))
+                cache.put(key, asdict(await judge.vote(problem, vote, key, lambda: bool(failed))))
             except (ValueError, ServerError) as error:
                 failed.append(error)
 
     workers: list[Any] = []
+    wanted = _wanted(chunk, settings, cache)
     for judge in judges:
-        waiting = iter(_wanted(chunk, judge.settings, settings, cache).items())
+        waiting = iter(wanted[judge.settings.shown_name].items())
         # the workers of a judge share an iterator, so that each vote is requested once
         workers += [work(judge, waiting) for _ in range(judge.settings.concurrency)]
     await asyncio.gather(*workers)
@@ -390,9 +379,40 @@ async def _ask(
 
 
 def _wanted(
-    problems: Sequence[Document], judge: VotingJudge, settings: JudgingSettings, cache: AnswerFile
-) -> dict[bytes, tuple[Document, int]]:
-    """Return problem and number of each missing vote, by key, so that equal problems share votes."""
-    votes = ((problem, index) for problem in problems for index in range(judge.votes))
-    keyed = {vote_key(problem, judge, index, settings): (problem, index) for problem, index in votes}
-    return {key: vote for key, vote in keyed.items() if key not in cache}
+    problems: Sequence[Document], settings: JudgingSettings, cache: AnswerFile
+) -> dict[str, dict[bytes, tuple[Document, Vote]]]:
+    """Return the votes to request of each judge by key, so that equal problems share votes.
+
+    These are votes that are not stored, that failed, or that were unreadable in fewer attempts than are allowed now.
+    """
+    wanted: dict[str, dict[bytes, tuple[Document, Vote]]] = {judge.shown_name: {} for judge in settings.judges}
+    for problem in problems:
+        for key, judge, index in _keyed(problem, settings):
+            vote = Vote(
+                problem=problem.id,
+                judge=judge.shown_name,
+                index=index,
+                status="unreadable",
+                keep=None,
+                reasons="",
+                criteria={},
+            )
+            if key in cache:
+                vote = Vote(**cache.get(key))
+            more = vote.status == "unreadable" and vote.attempts < judge.unreadable_attempts
+            if more or vote.status == "failed":
+                wanted[judge.shown_name][key] = problem, vote
+    return wanted
+
+
+def _keyed(problem: Document, settings: JudgingSettings) -> Iterator[tuple[bytes, VotingJudge, int]]:
+    """Yield key, judge and index of each vote on a problem.
+
+    The keys of judges with the same model are counted on, because equal keys would be one vote that counts twice.
+    """
+    counted: Counter[bytes] = Counter()
+    for judge in settings.judges:
+        same = vote_key(problem, judge, 0, settings)
+        for index in range(judge.votes):
+            yield vote_key(problem, judge, counted[same] + index, settings), judge, index
+        counted[same] += judge.votes

@@ -99,6 +99,7 @@ class Mix(PipelineStep[MixStep]):
         drops: dict[str, Drop] = {}
         labels = {source.label for source in self._config.sources}
         seen: set[str] = set()
+        models: set[str] = set()
         eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
         for part in parts:
             table = read_part(part.path, ["id", "source", "extra_info"])
@@ -107,6 +108,7 @@ class Mix(PipelineStep[MixStep]):
             # rows of another run keep the names of its sources
             labels -= {part.name.rpartition(".")[0]} - inside if inside else set()
             for row, difficulty in zip(table.select(["id", "source"]).to_pylist(), _difficulties(table), strict=True):
+                models |= difficulty.keys()
                 fault = self._outside(difficulty)
                 if fault is not None:
                     drops[row["id"]] = Drop(fault)
@@ -114,6 +116,10 @@ class Mix(PipelineStep[MixStep]):
                 # a hash, so that neither other rows nor their order affect the draw
                 order = hashlib.blake2b(f"{settings.seed}/{row['id']}".encode(), digest_size=12).digest()
                 eligible[row["source"]].append((order, row["id"]))
+        for band in settings.bands:
+            if band.model not in models:
+                have = ", ".join(sorted(models)) or "none"
+                raise RecipeError(f"no row has a difficulty under {band.model!r}; known: {have}", key="bands")
         known = sorted(seen | labels)
         for key, names in (("caps", settings.caps), ("weights", settings.weights)):
             unknown = sorted(set(names) - set(known))

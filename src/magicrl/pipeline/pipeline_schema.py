@@ -64,6 +64,15 @@ class NearSettings(Section):
     rows: int = Field(default=4, ge=1)  # hash values per band; fewer find less similar pairs and cost more comparisons
     seed: int = Field(default=0, ge=0)
 
+    @model_validator(mode="after")
+    def _a_band_is_full(self) -> Self:
+        if self.rows > self.permutations:
+            raise ValueError(
+                f"rows = {self.rows} is more than permutations = {self.permutations}, so there is no band to compare; "
+                "use fewer rows"
+            )
+        return self
+
 
 class EmbeddingStageSettings(Section):
     """Search for neighbours in an embedding space."""
@@ -116,6 +125,16 @@ class DecontaminationSettings(Section):
     kinds: tuple[HitKind, ...] = get_args(HitKind)  # kinds to report
     drop: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered")
     """Kinds for which the training text is dropped. The others are only reported."""
+
+    @model_validator(mode="after")
+    def _what_is_dropped_is_reported(self) -> Self:
+        silent = [kind for kind in self.drop if kind not in self.kinds]
+        if silent:
+            raise ValueError(
+                f"drop has {', '.join(silent)}, which kinds leaves out, so such copies would stay; add them to kinds, "
+                "or take them out of drop"
+            )
+        return self
 
 
 class VotingJudge(Section):
@@ -260,6 +279,10 @@ class PipelineSource(Section):
             raise ValueError("a source needs a path, a hub name, a function (source), or a kind that has a hub name")
         if self.options and self.source is None:
             raise ValueError("options are the arguments of a function (source); remove them")
+        for name, where in {"split": "folders and hub", "subset": "folders and hub", "revision": "hub"}.items():
+            value = getattr(self, name)
+            if value is not None and (self.source is not None or (where == "hub" and self.path is not None)):
+                raise ValueError(f"{name} = {value!r} is for {where} data sets; remove it")
         if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
         return self

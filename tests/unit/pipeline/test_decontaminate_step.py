@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from magicrl.config.errors import RecipeError
 from magicrl.pipeline import decontaminate_step
 from magicrl.pipeline.decontaminate_step import Hit, find_contamination, write_report
 from magicrl.pipeline.entry import Document
@@ -95,9 +96,36 @@ def test_words_alone_find_what_embeddings_are_not_asked_for(tmp_path: Path) -> N
 
 
 def test_only_kinds_that_are_asked_for_are_reported(tmp_path: Path) -> None:
-    hits = search(COPIES, tmp_path, kinds=("verbatim", "renumbered"))
+    hits = search(COPIES, tmp_path, kinds=("verbatim", "renumbered"), drop=("verbatim",))
     assert {hit.kind for hit in hits} == {"verbatim", "renumbered"}
     assert "neighbour" not in DecontaminationSettings().drop
+    with pytest.raises(ValueError, match="drop has contained, reworded, which kinds leaves out, so such copies would"):
+        DecontaminationSettings(kinds=("verbatim",), drop=("verbatim", "contained", "reworded"))
+
+
+def test_test_problems_without_a_usable_answer_are_found_and_unreadable_ones_are_an_error(
+    write_rows: Callable[..., Path], run: Any
+) -> None:
+    rows = [{"problem": text, "answer": "5"} for text in (WALK, GRID, CODE, *OWN)]
+    held = [
+        {"problem": WALK, "answer": None},
+        {"problem": GRID, "answer": "n/a"},
+        {"question_content": CODE, "public_test_cases": "[]", "private_test_cases": "?"},
+        {"problem": OWN[0], "choices": ["1/2", "1/3"], "answer": "2/5"},
+        {"problem": OWN[1], "answer": "1/2", "solution": "x" * 5000},
+    ]
+    against = {"held": {"path": str(write_rows("t.jsonl", held))}}
+    step = {"use": "decontaminate", "against": against, "settings": {"use_embedding": False}}
+    tree = {"sources": [{"path": str(write_rows("r.jsonl", rows))}], "steps": [step], "max_field_characters": 4000}
+    run(tree)
+    assert run.reasons("01-decontaminate") == {f"r/r-{place}": "in test set held" for place in range(5)}
+    write_rows("t.jsonl", [*held, {"problem": "", "answer": "5"}])
+    said = (
+        r"steps\.0\.against\.held: 1 records of the test set cannot be read.*t\.jsonl, line 6: field 'problem' is empty"
+    )
+    for _ in range(2):  # the second time the import is found unchanged
+        with pytest.raises(RecipeError, match=said):
+            run(tree)
 
 
 def test_shared_phrases_are_no_hit(tmp_path: Path) -> None:
@@ -157,11 +185,10 @@ def test_nothing_to_compare_with_is_an_error(tmp_path: Path) -> None:
 def test_the_report_holds_both_texts_of_every_hit(tmp_path: Path) -> None:
     texts = COPIES | {"fenced": f"`````` {WALK} ````"}
     hits = search(texts, tmp_path / "work")
-    counts = write_report(iter(hits), tmp_path)
+    write_report(iter(hits), tmp_path)
     rows = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
     assert [Hit(**row) for row in rows] == hits
     page = (tmp_path / "hits.md").read_text()
-    assert sum(counts.values()) == len(hits)
     assert "| aime | renumbered | 1 |" in page
     assert page.count("Training text:") == len(hits)
     assert all(hit.document_text in page and hit.reference_text in page for hit in hits)

@@ -126,6 +126,9 @@ def test_what_a_caller_gets_wrong_is_said(tmp_path: Path) -> None:
         run([Document("a", "x", (1.0,)), Document("b", "y", (1.0, 2.0))], tmp_path)
     with pytest.raises(ValueError, match="each once"):
         DedupSettings(stages=("near", "near"))
+    with pytest.raises(ValueError, match="rows = 17 is more than permutations = 16, so there is no band to compare"):
+        NearSettings(permutations=16, rows=17)
+    assert NearSettings(permutations=16, rows=16).rows == 16
     assert run([], tmp_path / "none") == []
 
 

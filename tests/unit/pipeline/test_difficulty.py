@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from scipy.stats import betabinom
 
 from magicrl.evaluation.samples import read_samples
-from magicrl.pipeline.difficulty_step import chance_of_the_same, difficulty_report, failures_of_sixteen, is_closed
-from magicrl.pipeline.pipeline_schema import EarlyStop
+from magicrl.pipeline.difficulty_step import (
+    Difficulty,
+    chance_of_the_same,
+    difficulty_report,
+    failures_of_sixteen,
+    is_closed,
+    sampled_name,
+)
+from magicrl.pipeline.frame import Drop
+from magicrl.pipeline.parts import StepFolder, read_part
+from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
 
 
 @pytest.fixture
@@ -180,14 +190,93 @@ def test_when_a_problem_is_closed() -> None:
 
 
 def test_early_stopping_says_how_many_it_closed_wrongly() -> None:
-    counts = {"early": ["math", 0, 4, 16], "whole": ["math", 0, 16, 16], "sometimes": ["math", 1, 4, 16]}
+    # one judged sample of sixteen is none that stopped early
+    counts = {
+        "early": ["math", 0, 4, 16],
+        "failed": ["math", 0, 1, 16],
+        "whole": ["math", 0, 16, 16],
+        "sometimes": ["math", 1, 4, 16],
+    }
     document = {"model": "m", "temperature": 1.0, "max_tokens": 8, "overlong": {}, "counts": counts}
-    document |= {"samples": {"wanted": 48, "made": 24, "saved": 24}, "early_stop": EarlyStop().model_dump()}
+    document |= {"samples": {"wanted": 48, "made": 24, "saved": 24}}
+    document |= {"early_stop": EarlyStop(confidence=0.51).model_dump()}
     told, _ = difficulty_report(document, drops=True)
     # only the first problem might still be solved: B(4.5, 0.5) / B(16.5, 0.5) of such problems stay unsolved
     assert told["expected_errors"] == round(1 - betabinom.pmf(0, 12, 0.5, 4.5), 2)
     (row,) = told["table"]
-    assert (row["never"], row["always"], row["kept"]) == (2, 0, 1)
+    assert (row["never"], row["always"], row["kept"], row["unmeasured"]) == (2, 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("correct", "counted", "rule", "expected"),
+    [
+        (0, 1, None, "too few samples could be judged"),
+        (7, 7, None, "too few samples could be judged"),
+        (1, 2, None, None),
+        (0, 8, None, "never solved by m"),
+        (0, 4, {"confidence": 0.51}, "never solved by m"),
+        (0, 4, {"confidence": 0.9}, "too few samples could be judged"),
+    ],
+)
+def test_a_problem_of_which_few_samples_were_judged_is_unmeasured(
+    correct: int, counted: int, rule: Any, expected: str | None, write_rows: Callable[..., Path], run: Any
+) -> None:
+    run({"sources": [{"path": str(write_rows("r.jsonl", [{"problem": "1 + 1?", "answer": "2"}]))}]})
+    (part,) = (run.output / "sources" / "r" / "kept").glob("*.parquet")
+    (entry,) = run.kept("sources/r")
+    folder = StepFolder(run.output / "01-difficulty")
+    folder.work.mkdir(parents=True)
+    counts = {sampled_name(entry): ["math", correct, counted, 16]}
+    (folder.work / "counts.json").write_text(json.dumps({"counts": counts, "overlong": {}}))
+    (decision,) = difficulty_of({"model": "m"}, early_stop=rule).decide(folder)(read_part(part))
+    assert decision.reason == expected if isinstance(decision, Drop) else expected is None
+
+
+def test_samples_that_were_not_judged_are_made_again(pipeline: dict[str, Any], run: Any) -> None:
+    run(pipeline)
+    whole = counts_in(run)
+    work = run.output / "01-difficulty" / "work"
+    (path,) = work.glob("samples-*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    lost = {(row["problem"], row["sample"]) for row in rows[::16]}
+    rows = [{**row, "outcome": "not_judged"} if (row["problem"], row["sample"]) in lost else row for row in rows]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (work / "prepared.key").unlink()
+    shutil.rmtree(run.output / "01-difficulty" / "kept")
+    run(pipeline)
+    assert {(row.problem, row.sample) for row in list(read_samples([path]))[96:]} == lost
+    assert counts_in(run) == whole
+
+
+def difficulty_of(sampler: dict[str, Any], **settings: Any) -> Difficulty:
+    step = DifficultyStep.model_validate({"use": "difficulty", "sampler": sampler, **settings})
+    return Difficulty(step, cast(Any, None))
+
+
+@pytest.mark.parametrize(
+    ("options", "counts"),
+    [
+        ({"extra": '{"top_k": 5}'}, True),
+        ({"max_context": "64"}, True),
+        ({"mode": "chat"}, True),
+        ({"base_url": "http://b/v1", "concurrency": "2", "gpu_share": "0.5"}, False),
+    ],
+)
+def test_engine_options_that_change_samples_are_part_of_the_identity(options: dict[str, str], counts: bool) -> None:
+    identities = [
+        difficulty_of({"engine": "openai", "model": "m", "options": given}).identity(cast(Any, None))
+        for given in ({"base_url": "http://a/v1"}, options)
+    ]
+    assert (identities[0] != identities[1]) == counts
+
+
+def test_the_code_of_a_custom_engine_is_part_of_the_identity(tmp_path: Path, tiny_models: tuple[Path, Path]) -> None:
+    file, found = tmp_path / "engine.py", list[Any]()
+    for text in ("def make(settings): return 1", "def make(settings): return 2"):
+        file.write_text(text)
+        sampler = {"engine": f"{file}:make", "model": str(tiny_models[0])}
+        found.append(difficulty_of(sampler).identity(cast(Any, None)))
+    assert found[0] != found[1]
 
 
 def test_a_second_model_is_measured_under_its_own_reasoning_and_keeps_the_first_ones_failures(

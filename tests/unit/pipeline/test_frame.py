@@ -121,6 +121,32 @@ def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
     assert (left.step, list(left.sources)) == ("01-clean", ["a"])
 
 
+def test_what_is_made_again_is_unfinished_until_its_end(
+    pipeline: dict[str, Any], run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stops(Told):
+        def progress(self, name: str, done: int, total: int, unit: str) -> None:
+            if name == "01-clean":
+                raise KeyboardInterrupt
+
+    run(pipeline)
+    assert len(counts_of(run.output)) == 4
+    pipeline["steps"][0] = {"use": "clean", "maths": {**RULES["maths"], "figures": False}}
+    with pytest.raises(KeyboardInterrupt):
+        run(pipeline, Stops())
+    assert [one.step for one in counts_of(run.output)] == ["import"], "its parts are those of two settings"
+    state = run.output / "sources" / "a" / "source.json"
+    assert state.is_file()
+
+    def entry(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(EntryReader, "entry", entry)
+    with pytest.raises(KeyboardInterrupt):
+        run({**pipeline, "sources": [{"path": "a.jsonl", "template": "{prompt}!"}, *pipeline["sources"][1:]]})
+    assert not state.exists()
+
+
 def test_steps_and_sources_of_an_earlier_pipeline_in_the_folder_are_of_another_run(
     pipeline: dict[str, Any], run: Any
 ) -> None:

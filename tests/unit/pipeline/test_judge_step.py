@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from scripted import Server, said, serving, verdict
 
+from magicrl.pipeline.frame import Watcher
+
 
 @pytest.fixture
 def server() -> Generator[Server]:
@@ -43,6 +45,29 @@ def test_votes_drop_rows_and_are_not_asked_for_twice(
     assert len(server.asked) == 12
     report = json.loads((run.output / "01-judge" / "work" / "judging.json").read_text())
     assert (report["problems"], report["kept"], report["threshold"]) == (3, 2, 1)
+
+
+def test_the_shown_bound_counts_all_attempts_and_flawed_problems_and_failed_votes_are_named(
+    pipeline: Callable[..., dict[str, Any]], run: Any
+) -> None:
+    class Notes(Watcher):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    notes: list[str] = []
+
+    def answer(body: dict[str, Any], number: int) -> Any:
+        refused = "unclear" in json.dumps(body)
+        return (400, {"error": {"message": "maximum context length"}}) if refused else verdict(True)
+
+    with serving(answer) as server:
+        tree = pipeline(server.url)
+        tree["steps"][0]["flawed"] = True
+        tree["steps"][0]["settings"]["judges"][0] |= {"unreadable_attempts": 2, "max_tokens": 100}
+        run(tree, Notes())
+    # 4 votes on 3 problems and on 6 flawed ones, and 2 requests of 100 tokens for each
+    assert [note for note in notes if "judge judge: 36 votes to ask for" in note and "and 7200 out" in note]
+    assert [note for note in notes if "4 votes failed" in note and "01-judge/work/prepared.key" in note]
 
 
 def test_another_temperature_asks_for_other_votes(

@@ -133,6 +133,13 @@ def test_bands_caps_size_and_seed_choose_rows(pipeline: dict[str, Any], run: Any
     assert [entry.index for entry in run.kept("01-mix")] != first
 
 
+def test_a_band_of_a_model_that_no_row_has_is_refused(pipeline: dict[str, Any], run: Any) -> None:
+    band = {"model": "R1", "low": 0.2, "high": 0.8, "without": "keep"}
+    pipeline["steps"] = [{"use": "mix", "bands": [band]}]
+    with pytest.raises(RecipeError, match=r"steps\.0\.bands: no row has a difficulty under 'R1'; known: R1-7B, other"):
+        run(pipeline)
+
+
 @pytest.mark.parametrize("size", [20, 21])
 def test_a_size_that_is_not_reached_is_reported(size: int, pipeline: dict[str, Any], run: Any) -> None:
     class Notes(Watcher):

@@ -180,6 +180,35 @@ def test_a_pipeline_stops_after_a_step_and_another_run_takes_the_rows_of_its_las
     assert counts(tmp_path / "third")[0][1] == 3
 
 
+def test_rows_of_a_step_or_run_that_has_not_finished_are_refused(
+    write_rows: Callable[..., Path], tmp_path: Path
+) -> None:
+    rows = write_rows("g.jsonl", [{"problem": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(3)])
+    pipeline, output = tmp_path / "small.toml", tmp_path / "run"
+    pipeline.write_text(
+        f'[[sources]]\npath = "{rows}"\n[[steps]]\nuse = "dedup"\nsettings = {{ stages = ["exact"] }}\n'
+        '[[steps]]\nuse = "mix"\nsize = 2\n'
+    )
+
+    def mixed(folder: Path) -> int:
+        words = ["mix", "--input", str(folder), "--output", str(tmp_path / "mixed" / folder.name)]
+        assert data_app(words, result_action="return_value") == 0
+        return counts_of(tmp_path / "mixed" / folder.name)[-1].kept
+
+    assert data_app(["build", str(pipeline), "--output", str(output)], result_action="return_value") == 0
+    assert mixed(output) == mixed(output / "02-mix") == 2
+    (output / "02-mix" / "step.json").unlink()  # as a kill leaves it
+    for folder in (output, output / "02-mix"):
+        with pytest.raises(RecipeError, match=r"02-mix has not finished; run its command to the end, or name"):
+            mixed(folder)
+    assert mixed(output / "01-dedup") == mixed(output / "sources" / "g") == 3
+    (output / "sources" / "g" / "source.json").unlink()
+    with pytest.raises(RecipeError, match="sources/g has not finished"):
+        mixed(output)
+    with pytest.raises(RecipeError, match="g has not finished"):
+        mixed(output / "sources" / "g")
+
+
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Build the shipped pipeline in an empty folder, with further settings."""

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from magicrl.config.data_schema import SourceConfig
+from magicrl.config.errors import RecipeError
 from magicrl.data.sources import load_source
 from magicrl.pipeline import import_source
 from magicrl.pipeline.judge_step import problems_of
@@ -101,6 +102,17 @@ def test_subsets_and_years_that_are_not_asked_for_are_counted(write_rows: Callab
     ]
 
 
+def test_a_record_without_the_year_that_its_kind_is_chosen_by_is_set_aside(
+    write_rows: Callable[..., Path], run: Any
+) -> None:
+    aime = RECORDS["aime_1983_2023"]["record"]
+    unknown = {name: value for name, value in aime.items() if name != "Year"} | {"ID": "2024-I-3"}
+    run({"sources": [{"kind": "aime_1983_2023", "path": str(write_rows("a.jsonl", [aime, unknown]))}]})
+    (row,) = run.dropped("sources/aime_1983_2023")
+    assert row["reason"] == "unreadable record"
+    assert "no column Year or year: of kind 'aime_1983_2023' only records before 2024 are read" in row["detail"]
+
+
 def test_the_earlier_turns_of_a_conversation_belong_to_its_problem(write_rows: Callable[..., Path], run: Any) -> None:
     def turns(number: int, system: str) -> dict[str, Any]:
         said = [("system", system), ("user", f"x is {number}."), ("assistant", "Yes."), ("user", "What is x plus 1?")]
@@ -111,7 +123,7 @@ def test_the_earlier_turns_of_a_conversation_belong_to_its_problem(write_rows: C
     against = {"held": {"path": str(write_rows("test.jsonl", [turns(2, "Be brief.")]))}}
     steps = [
         {"use": "dedup", "settings": {"stages": ["exact"]}},
-        {"use": "decontaminate", "against": against, "settings": {"use_embedding": False, "kinds": ["verbatim"]}},
+        {"use": "decontaminate", "against": against, "settings": {"use_embedding": False, "drop": ["verbatim"]}},
     ]
     run({"sources": [{"name": "chat", "path": str(write_rows("r.jsonl", rows))}], "steps": steps})
     assert run.reasons("01-dedup") == {"chat/chat-2": "duplicate (exact)"}
@@ -147,6 +159,36 @@ def test_an_import_whose_answers_count_from_one_is_refused_each_time(
     for _ in range(2):  # the second time no part of the first is used
         with pytest.raises(ValueError, match=r"r.jsonl, line 1: .* count the options from 1"):
             run({"sources": [source]})
+
+
+def test_an_import_that_was_killed_is_refused_for_its_first_rows_too(
+    write_rows: Callable[..., Path], run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_source, "PART_ROWS", 2)
+    # 1 is the text of the third option in the first rows, and can only be the place of the second one in the others
+    options = [["5", "7", "1"]] * 2 + [["5", "7", "9"]] * 2
+    rows = [{"question": f"{n}?", "choices": choices, "answer": "1"} for n, choices in enumerate(options)]
+    source = {"name": "r", "path": str(write_rows("r.jsonl", rows))}
+    really = import_source.EntryReader.entry
+
+    def entry(self: Any, row: Any, given: Any) -> Any:
+        if row.index == 2:
+            raise KeyboardInterrupt
+        return really(self, row, given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(import_source.EntryReader, "entry", entry)
+        with pytest.raises(KeyboardInterrupt):
+            run({"sources": [source]})
+    assert len(run.kept("sources/r")) == 2
+    with pytest.raises(
+        ValueError, match=r"line 1: the answer is the text of an option, but in .*line 3 it can only be"
+    ):
+        run({"sources": [source]})
+    rows[2:] = rows[:2]
+    write_rows("r.jsonl", rows)
+    run({"sources": [source]})
+    assert {path.name for path in (run.output / "sources" / "r").iterdir()} == {"kept", "dropped", "source.json"}
 
 
 def test_a_level_beyond_64_bits_is_set_aside_and_dates_are_notes(tmp_path: Path, run: Any) -> None:
@@ -299,6 +341,19 @@ def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:
     assert [entry.references for entry in run.kept("sources/gsm8k")] == [("5",)]
 
 
+def test_a_folder_is_read_by_the_split_of_its_kind_and_a_file_has_none(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "set").mkdir()
+    record = RECORDS["omni_math"]["record"]
+    for name, answer in (("train", "1"), ("test", "2")):
+        (tmp_path / "set" / f"{name}.jsonl").write_text(json.dumps({**record, "answer": answer}))
+    for split, answer in ({}, "2"), ({"split": "train"}, "1"):
+        run({"sources": [{"kind": "omni_math", "path": "set", **split}]})
+        assert [entry.references for entry in run.kept("sources/omni_math")] == [(answer,)]
+    for name in ("split", "subset"):
+        with pytest.raises(RecipeError, match=rf"sources\.0\.{name}: .*test\.jsonl: a file has no {name}, got 'test'"):
+            run({"sources": [{"path": "set/test.jsonl", name: "test"}]})
+
+
 @pytest.mark.parametrize(
     ("kind", "path", "count"),
     [
@@ -375,6 +430,8 @@ def test_a_source_of_ones_own_is_read_into_the_pipeline(run: Any, tmp_path: Path
         ({"source": "read.py:cards"}, "missing a required argument: 'count'"),
         ({"source": "read.py:cards", "hub": "a/b"}, "one of path, hub, source; given: hub, source"),
         ({"path": "x.jsonl", "options": {"count": 1}}, "options are the arguments of a function"),
+        ({"path": "x.jsonl", "revision": "v2"}, "revision = 'v2' is for hub data sets; remove it"),
+        ({"source": "read.py:cards", "split": "test"}, "split = 'test' is for folders and hub data sets; remove it"),
     ],
 )
 def test_a_source_that_cannot_be_is_refused_before_anything_is_read(

@@ -87,8 +87,7 @@ def test_figures_of_the_flawed_ones() -> None:
     assert len({problem.text for problem in FLAWED}) == 6
     rng = random.Random(1)
     judgements = [voted(False, problem.id, rng, 0.95) for problem in FLAWED[:5]]
-    told = flawed_figures(judgements, [problem.id for problem in FLAWED])
-    assert told["flawed"] == 6
+    told = flawed_figures(judgements)
     assert told["judged"] == 5
     assert told["found_by_judges"] + len(told["missed_by_judges"]) == 5
 
@@ -101,5 +100,8 @@ def test_cost_is_told_before_and_after() -> None:
     assert cost(judge, 1_000_000, 500_000) == pytest.approx(8.0)
     told = estimated_cost(settings, {"m": 1000}, characters=350)["m"]
     assert told["votes"] == 1000
-    assert told["prompt_tokens"] == 500_000
-    assert told["most_dollars"] == pytest.approx(0.5 * 3 + 0.1 * 10)
+    # three requests a vote, if two responses cannot be read: 3000 of 500 tokens and 100 tokens
+    assert (told["most_prompt_tokens"], told["most_completion_tokens"]) == (1_500_000, 300_000)
+    assert told["most_dollars"] == pytest.approx(1.5 * 3 + 0.3 * 10)
+    longer = settings.model_copy(update={"instructions": "?" * 1750})
+    assert estimated_cost(longer, {"m": 1000}, characters=350)["m"]["most_prompt_tokens"] == 3_000_000
