@@ -202,8 +202,9 @@ class ScriptedRay:
 
 def _facts() -> Any:
     from magicrl.distributed.replica import ReplicaFacts
+    from magicrl.rollout.protocol import Capabilities
 
-    return ReplicaFacts(host="host", pid=1, node=NODE, max_context=96)
+    return ReplicaFacts(host="host", pid=1, node=NODE, max_context=96, capabilities=Capabilities())
 
 
 def _judged() -> Any:

@@ -93,9 +93,10 @@ class RolloutConfig(Section):
                 f"rollout.max_staleness = {self.max_staleness} and rollout.weight_lag = {self.weight_lag} both make "
                 "the sampler older than the learner; use one of them"
             )
-        if self.max_staleness and self.engine == "replay":
-            raise ValueError(
-                f'rollout.max_staleness = {self.max_staleness} has no effect with rollout.engine = "replay", whose '
-                "rollouts are recorded; set it to 0"
-            )
+        for name in ("max_staleness", "weight_lag"):
+            if getattr(self, name) and self.engine == "replay":
+                raise ValueError(
+                    f'rollout.{name} = {getattr(self, name)} has no effect with rollout.engine = "replay", whose '
+                    "rollouts are recorded; set it to 0"
+                )
         return self

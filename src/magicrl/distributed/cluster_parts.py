@@ -25,6 +25,7 @@ from magicrl.distributed.runtime import ClusterError, check_room, connected, nod
 from magicrl.distributed.same_files import Digests, check_digests, digests_of
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.models.loading import LoadedModel, described_model, load_policy, load_shell
+from magicrl.models.model_files import stored_buffers
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.routing import experts_of
 from magicrl.planning.memory import NodeRoom, placement_fault
@@ -90,11 +91,13 @@ class ClusterParts(LocalParts):
         """Load the policy, without weights where ranks train: each rank reads its rows from the files."""
         with under("start.model"):
             policy = load_policy(start, dtype="float32") if self._trains_here else load_shell(start)
-        # The learner stacks a layer's experts in one tensor, vLLM expects one weight per expert.
-        if experts_of(policy.model.config.get_text_config()) and self._cluster.rollout.weight_copy == "direct":
+        # vLLM expects one weight per expert, where the learner stacks them, and stored buffers, which no rank sends.
+        other = experts_of(policy.model.config.get_text_config()) or stored_buffers(policy.model)
+        if other and self._cluster.rollout.weight_copy == "direct":
             if self._asked == "direct":
                 raise RecipeError(
-                    '"direct" does not take mixtures, whose experts are one tensor in the learner: set "auto"',
+                    '"direct" does not take mixtures, whose experts are one tensor in the learner, and models with '
+                    'stored buffers, such as Gemma 4: set "auto"',
                     key="cluster.rollout.weight_copy",
                 )
             self._copy_weights(self._cluster, "object_store")
@@ -226,8 +229,9 @@ def weight_copy(config: TrainConfig, *, gpus: bool) -> Literal["object_store", "
     """Return how new weights reach the replicas: as the recipe says, by default directly wherever vLLM takes them so.
 
     Through the object store each copy passes the host's memory of the sender, the store and every replica. LoRA
-    adapters, which are small, and mixtures (`ClusterParts.policy`) go through the store: vLLM's transfer takes whole
-    weights of plain models. The placement decides the transport of direct weights: ``vllm_weights.TRANSPORTS``.
+    adapters, which are small, mixtures and stored buffers (`ClusterParts.policy`) go through the store: vLLM's transfer
+    takes whole weights of plain models. The placement decides the transport of direct weights:
+    ``vllm_weights.TRANSPORTS``.
     """
     assert config.cluster is not None
     placed, rollout = config.cluster.rollout, config.rollout

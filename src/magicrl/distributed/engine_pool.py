@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 import ray
@@ -34,7 +34,7 @@ from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
 from magicrl.distributed.worker_logs import output_hint
 from magicrl.records import RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import Capabilities, WeightCheck, WeightSource
+from magicrl.rollout.protocol import WeightCheck, WeightSource
 from magicrl.rollout.requests import EndedSample, OpenGroups, SchedulingEngine, check_request
 from magicrl.rollout.weight_buckets import WeightInfo
 from magicrl.training.protocols import WorkSpan
@@ -140,8 +140,6 @@ class EnginePool(SchedulingEngine):
         ClusterError, ValueError: a replica did not start in time, or its engine cannot be made.
     """
 
-    capabilities = Capabilities(in_flight=True, sleep=True)
-
     def __init__(
         self,
         make: Callable[[int], Any],
@@ -178,7 +176,6 @@ class EnginePool(SchedulingEngine):
         except ClusterError:
             self.close()
             raise
-        self.capabilities = replace(self.capabilities, adapters=self._adapters)
 
     @property
     def replicas(self) -> tuple[ReplicaFacts | None, ...]:
@@ -403,12 +400,14 @@ class EnginePool(SchedulingEngine):
         slot.facts = facts
         known = [slot.facts for slot in self._slots if slot.facts is not None]
         self._max_context = min(one.max_context for one in known)
-        if len({one.adapters for one in known}) > 1:
+        found = [asdict(one.capabilities) for one in known]
+        differing = [name for name in found[0] if len({one[name] for one in found}) > 1]
+        if differing:
             raise ClusterError(
-                f"{slot.name} {'takes' if facts.adapters else 'cannot take'} LoRA adapters without the base model, "
-                f"other replicas {'cannot' if facts.adapters else 'do'}; install the same vLLM on every node"
+                f"the engine of {slot.name} has other capabilities than those of other replicas "
+                f"({', '.join(differing)}); install the same packages on every node"
             )
-        self._adapters = facts.adapters
+        self.capabilities = facts.capabilities
 
     def _begin(self, slot: ReplicaSlot, answer: Any) -> None:
         """Handle the first answers of a successor: it gets work once it has the current weights."""

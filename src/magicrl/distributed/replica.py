@@ -23,7 +23,7 @@ from magicrl.distributed.runtime import node_network, see_only
 from magicrl.distributed.tensors import Payload, unpack
 from magicrl.distributed.worker_logs import keep_output
 from magicrl.records import Completion, RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.protocol import Capabilities, RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo
 from magicrl.training.protocols import OnDevices
@@ -39,7 +39,7 @@ class ReplicaFacts:
     pid: int  # its process
     node: str  # Ray's id of the node; empty outside Ray
     max_context: int  # of its engine
-    adapters: bool = False  # whether its engine takes LoRA adapters without merged weights
+    capabilities: Capabilities  # of its engine
     devices: tuple[str, ...] = ()  # names of its accelerators; ``cpu`` without any
 
 
@@ -88,7 +88,7 @@ class Replica:
             pid=os.getpid(),
             node=node,
             max_context=self._engine.max_context,
-            adapters=self._engine.capabilities.adapters,
+            capabilities=self._engine.capabilities,
             devices=tuple(self._engine.devices) if isinstance(self._engine, OnDevices) else (),
         )
 

@@ -2,8 +2,9 @@
 
 A response goes to the node with the fewest waiting responses. A dead actor is replaced, and its unfinished items are
 verified on another node. An item cannot kill the actor (it runs in a worker process below it), so this may happen
-several times. If a node finishes nothing for ``timeouts.judge`` seconds, its items are tried once on another node;
-after a second time-out the item is not judged and leaves its group. A long queue is not a time-out.
+several times. If a node finishes nothing for ``timeouts.judge`` seconds, its actor is replaced, too: a reward in that
+process may hang, and every later call would wait for it. The items are tried once on another node; after a second
+time-out the item is not judged and leaves its group. A long queue is not a time-out.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class _Place:
     # when it worked: not yet in ``busy`` and ``spans``, overlapping and unordered; and since the last `spans`
     worked: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     spans: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    settled: int = 0  # calls whose results were read, of the whole run
+    settled: int = 0  # calls of this actor whose results were read
     seen: int = 0  # finished calls at the last `moved`
 
     def moved(self) -> bool:
@@ -172,6 +173,7 @@ class VerifierNodes:
                     except ValueError as error:
                         raise ValueError(cause_of(error)) from error
                 elif item.place in silent:
+                    self._lose(item.place)
                     item.late += 1
                     self._give_up(problem, item, f"no verdict within {self._timeouts.judge:g} s")
         return tuple(item.verdict for item in items if item.verdict is not None)
@@ -241,7 +243,7 @@ class VerifierNodes:
         if not self._places:
             raise ClusterError("no node is left to judge; see `ray status`")
         # With a single node, try that node again rather than give up.
-        others = [place for place in self._places if place is not avoid] or self._places
+        others = [place for place in self._places if avoid is None or place.number != avoid.number] or self._places
         place = min(others, key=lambda place: len(place.calls))
         call = place.actor.judge.remote(problem, response, self._digests(problem.verifier))
         place.calls.append(call)
@@ -258,14 +260,15 @@ class VerifierNodes:
         item.place, item.call = again.place, again.call
 
     def _lose(self, place: _Place) -> None:
-        """Replace a dead actor if its node is alive."""
+        """Replace a dead or silent actor if its node is alive."""
         if place not in self._places:
             return
         self.lost.append(place.node.name)
         self._places.remove(place)
+        ray.kill(place.actor)
         # A successor cannot start on a node that is gone. The other nodes take over its items.
         if any(node.id == place.node.id for node in nodes()):
-            successor = replace(place, actor=self._actor(place.number, place.node), calls=[])
+            successor = replace(place, actor=self._actor(place.number, place.node), calls=[], settled=0, seen=0)
             if self._warm:
                 successor.actor.warm_up.remote(*self._warm)
             self._places.append(successor)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -23,6 +24,9 @@ from transformers import PreTrainedModel
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import LoraConfig
 from magicrl.models.model_files import read_object, weights_fingerprint
+from magicrl.models.routing import experts_of
+
+_log = logging.getLogger(__name__)
 
 ADAPTER = "adapter"
 """Name of the adapter folder inside the folder of the merged model."""
@@ -44,8 +48,9 @@ _PLAIN: dict[str, Any] = {
     "layers_to_transform": None,
     "layer_replication": None,
     "target_parameters": None,
+    "alora_invocation_tokens": None,
 }
-_CHANGES_BASE = ("pissa", "olora", "corda", "loftq")
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 """Initialisations of PEFT that also change the model's own weights, which a folder of adapters does not hold."""
 _ADAPTER = "default"
 _SEED = 0
@@ -58,7 +63,7 @@ class LoraAdapters:
     Without ``config.start`` B starts at 0, so that the policy starts as the model itself, and A from a fixed seed.
 
     Raises:
-        RecipeError: The model has no such layers, or ``config.start`` holds adapters of another model.
+        RecipeError: The model lacks layers of ``config``, or ``config.start`` holds adapters of another model.
         ValueError: PEFT is not installed, or the output head or embedding would be adapted.
     """
 
@@ -67,6 +72,7 @@ class LoraAdapters:
             import peft
         except ImportError as error:
             raise ValueError("model.lora needs PEFT; install it with: pip install 'magicrl[lora]'") from error
+        config = fitted(config, model)
         settings = peft.LoraConfig(
             r=config.rank,
             lora_alpha=cast(int, config.alpha),
@@ -77,15 +83,8 @@ class LoraAdapters:
             task_type="CAUSAL_LM",
         )
         # The learner decides the precision: adapters have float32 masters like other weights.
-        try:
-            with torch.random.fork_rng():  # PEFT's values are replaced below
-                self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
-        except ValueError as error:
-            linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-            named = f"{list(config.target_modules)} are not layers of this model"
-            raise RecipeError(
-                f"{named}; it has: {', '.join(sorted(linear))}", key="model.lora.target_modules"
-            ) from error
+        with torch.random.fork_rng():  # PEFT's values are replaced below
+            self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
         self.config = config
         self.model = cast(PreTrainedModel, self._peft.get_base_model())
         self.base = str(self.model.name_or_path)
@@ -147,7 +146,7 @@ class LoraAdapters:
         weights: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             if name.startswith(prefix) and ".lora_" not in name:
-                weights[name.replace(".base_layer.", ".")] = parameter.detach()
+                weights[plain_name(name)] = parameter.detach()
         for name, layer in self._layers.items():
             if not name.startswith(prefix):
                 continue
@@ -166,16 +165,59 @@ class LoraAdapters:
         return plain
 
 
+def plain_name(name: str) -> str:
+    """Return a weight's name in a model without adapters."""
+    return name.replace(".base_layer.", ".")
+
+
+def fitted(config: LoraConfig, model: PreTrainedModel) -> LoraConfig:
+    """Return ``config`` with the target modules that ``model`` has. Names of the default list that it lacks are logged.
+
+    Raises:
+        RecipeError: The model has none of them, or lacks a name that is not from the default list.
+    """
+    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    names -= {name for name in config.target_modules if _means_experts(name, model)}
+    found = tuple(name for name in config.target_modules if name in names)
+    missing = [name for name in config.target_modules if name not in names]
+    if not missing:
+        return config
+    text = (
+        f"{', '.join(missing)}: this model has no linear layers with these names that can be adapted; it has: "
+        f"{', '.join(sorted(names))}" + " (experts are not linear layers)" * bool(experts_of(model.config))
+    )
+    if not found or config.target_modules != LoraConfig().target_modules:
+        raise RecipeError(text, key="model.lora.target_modules")
+    _log.warning("model.lora.target_modules: %s. Only %s get adapters", text, ", ".join(found))
+    return config.model_copy(update={"target_modules": found})
+
+
+def _means_experts(name: str, model: PreTrainedModel) -> bool:
+    """Return whether PEFT takes the name of linear layers for that of experts, and adapts these tensors instead."""
+    try:
+        import peft
+        from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+    except ImportError:  # earlier versions adapt linear layers
+        return False
+    settings: Any = peft.LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(settings, model, None)
+    except ValueError:  # of experts, and to be named with another
+        return True
+    return name not in settings.target_modules
+
+
 def tensor_name(layer: str, half: str) -> str:
     """Return PEFT's name of ``half`` (``lora_A`` or ``lora_B``) of a layer's adapter."""
     return f"{_PREFIX}{layer}.{half}.weight"
 
 
-def adapter_shapes(model: nn.Module, config: LoraConfig) -> dict[str, tuple[int, ...]]:
+def adapter_shapes(model: PreTrainedModel, config: LoraConfig) -> dict[str, tuple[int, ...]]:
     """Return the tensor shapes of adapters for ``model``, by PEFT's names."""
     shapes: dict[str, tuple[int, ...]] = {}
+    modules = fitted(config, model).target_modules
     for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in config.target_modules:
+        if isinstance(layer, nn.Linear) and name.rpartition(".")[2] in modules:
             shapes[tensor_name(name, "lora_A")] = (config.rank, layer.in_features)
             shapes[tensor_name(name, "lora_B")] = (layer.out_features, config.rank)
     return shapes

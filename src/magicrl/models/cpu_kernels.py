@@ -174,7 +174,7 @@ def _found() -> ctypes.CDLL | str:
         "normalise_backward": "tpppppiiift",
         "pack_weight": "ppiit",
         "rotate": "tpipippiiit",
-        "softmax_pull": "pffpppppiit",
+        "softmax_pull": "pfpppppiit",
         "softmax_sums": "ppppipiiit",
     }
     for name, given in arguments.items():
@@ -404,24 +404,23 @@ def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor,
 def softmax_pull(
     x: Tensor,
     factor: float,
-    chain: float,
     log_sums: Tensor,
     constant: Tensor,
     slope: Tensor | None,
     pull: Tensor,
     targets: Tensor,
 ) -> None:
-    """Write ``chain * (p * (constant - slope * z) + pull * onehot)`` over bfloat16 ``x``, with z = x factor, p = e^(z -
-    L).
+    """Write ``factor * (p * (constant - slope * z) + pull * onehot)`` over bfloat16 ``x``, with z = x factor, p = e^(z
+    - L).
 
     Args:
         x: ``[rows, width]``, contiguous.
-        factor, chain: Numbers.
+        factor: A number.
         log_sums, constant, slope, pull: ``[rows]`` float32 each. No slope means 0.
         targets: ``[rows]`` int64, the index of the one. Out of range for none.
     """
     rows = [tensor if tensor is None else tensor.contiguous() for tensor in (log_sums, constant, slope, pull, targets)]
-    kernels().softmax_pull(x.data_ptr(), factor, chain, *addresses(*rows), *x.shape, torch.get_num_threads())
+    kernels().softmax_pull(x.data_ptr(), factor, *addresses(*rows), *x.shape, torch.get_num_threads())
 
 
 def add_widened(total: Tensor, part: Tensor) -> None:

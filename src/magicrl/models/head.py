@@ -301,9 +301,8 @@ class KernelHead(TorchHead):
         slope = None if pull.entropies is None else pull.entropies[rows]
         targets = self._inputs.targets[rows] - words.start  # out of range for a target of another piece
         cpu_kernels.softmax_pull(
-            product, self._factor, self._factor, pull.log_sums[rows], pull.constant(rows), slope, pull.logprobs[rows],
-            targets,
-        )  # fmt: skip
+            product, self._factor, pull.log_sums[rows], pull.constant(rows), slope, pull.logprobs[rows], targets
+        )
         return product
 
 

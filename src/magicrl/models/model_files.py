@@ -303,6 +303,11 @@ class WeightFiles:
                     )
 
 
+def stored_buffers(model: PreTrainedModel) -> set[str]:
+    """Return the names of tensors that are stored and not trained, such as the layer scalars of Gemma 4."""
+    return model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
+
+
 def weights_differ(trained: Path, start: Path) -> bool | None:
     """Return whether any weight differs between two model folders, in the precision of the trained one.
 

@@ -96,11 +96,8 @@ def _carried(module: Any, hidden_states: Tensor, *, attention_context: Any = Non
     return cast(Tensor, carry(module.layer_idx, hidden_states, run))
 
 
-def keep_sequences_apart(model: nn.Module) -> list[int]:
-    """Make layers that depend on the place in the row use the pass's context or positions. Return the indices of
-    those with a state.
-    """
-    found: list[int] = []
+def keep_sequences_apart(model: nn.Module) -> None:
+    """Make layers that depend on the place in the row use the pass's context or positions."""
     for module in model.modules():
         # A class of the same name from another package may compute something else.
         if not type(module).__module__.startswith("transformers.models."):
@@ -108,10 +105,8 @@ def keep_sequences_apart(model: nn.Module) -> list[int]:
         if type(module).__name__ in _DELTA_NETS:
             # Not a closure: the layer of a copied model must find its own weights.
             module.forward = partial(_carried, module)
-            found.append(cast(int, module.layer_idx))
         elif type(module).__name__ == "Llama4TextModel":
             module.register_forward_pre_hook(_pass_positions, with_kwargs=True)
-    return found
 
 
 def check_layers(model: nn.Module) -> None:

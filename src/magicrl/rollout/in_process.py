@@ -270,6 +270,11 @@ class InProcessEngine(SchedulingEngine):
     def sampled_tokens(self) -> int:
         return self._work.sampled
 
+    @property
+    def max_cached(self) -> int:
+        """Most tokens of prompt and response of one sample that fit into the cache."""
+        return ((self._memory_limit_mb << 20) - self._shape.bytes_per_row) // self._shape.bytes_per_token
+
     def _rows_that_fit(self, capacity: int) -> int:
         """Return the number of sequences of ``capacity`` tokens that fit into memory."""
         # each row is counted with its own prompt, since a group may have a single sample

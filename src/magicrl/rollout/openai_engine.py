@@ -57,7 +57,7 @@ class OpenAIEngine(SchedulingEngine):
     for each token that it counted. ``usage`` counts requests and tokens so far.
     """
 
-    capabilities = Capabilities(weights=False, logprobs=False, seeds=False, filters=True)
+    capabilities = Capabilities(weights=False, logprobs=False, filters=True)
     _version = 0
 
     def __init__(self, settings: ServerSettings, *, tokenizer: Any = None) -> None:

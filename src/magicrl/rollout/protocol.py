@@ -8,8 +8,8 @@ A custom engine is a subclass of `RolloutEngine` with `generate`, `load_weights`
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,7 +62,6 @@ class Capabilities:
         logprobs: completions have log-probs of the sampling distribution. Training needs it.
         entropies: completions have the entropies of the sampling distribution.
         experts: completions have the experts that tokens were routed to. ``model.router_replay`` needs it.
-        seeds: equal weights, requests and seeds give equal tokens.
         filters: excludes unlikely tokens by ``top_p`` and ``top_k``. An evaluation that sets them needs it.
         in_flight: requests may stay in flight over weight updates, evaluations and restarts. Asynchronous mode needs
             it: `advance`, `newest_weights`, `busy_seconds`, `snapshot`, `resume` and ``interrupt(keep=True)``, and for
@@ -78,7 +77,6 @@ class Capabilities:
     logprobs: bool = True
     entropies: bool = False
     experts: bool = False
-    seeds: bool = True
     filters: bool = False
     in_flight: bool = False
     adapters: bool = False
@@ -184,7 +182,15 @@ class RolloutEngine:
         Requests that were in flight before are not yielded inside the context. They pause, or continue if no weights
         are loaded inside it.
         """
-        return nullcontext()
+        return self._set_aside()
+
+    @contextmanager
+    def _set_aside(self) -> Generator[None]:
+        earlier, self._queue = self._queue, None
+        try:
+            yield
+        finally:
+            self._queue = deque([*(earlier or ()), *(self._queue or ())])
 
     def answers(self, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
         """Return the groups of these requests under the newest weights, in order. Earlier requests stay in flight."""

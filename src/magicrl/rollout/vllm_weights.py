@@ -37,6 +37,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.core_model_loading import revert_weight_conversion
 
+from magicrl.models.model_files import weight_paths
 from magicrl.rollout.weight_buckets import WeightBucket, WeightInfo, opened, shared_memory, update_info
 
 Placed = Literal["apart", "colocated"]
@@ -306,12 +307,10 @@ def pack_again(model: torch.nn.Module) -> int:
 def saved_shapes(folder: Path) -> Shapes:
     """Return names and shapes of the weights in a model folder, read from the files' headers."""
     shapes: Shapes = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_paths(folder, str(folder)):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (no mapping)
                 shapes[name] = tuple(file.get_slice(name).get_shape())
-    if not shapes:
-        raise ValueError(f"{folder} has no .safetensors file: save the model in that format")
     return shapes
 
 
@@ -325,7 +324,7 @@ def as_saved(weights: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, trust_remote_code=False))
     untrained = {name for name, _ in model.named_buffers()} - set(weights)
     found: dict[str, Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in weight_paths(folder, str(folder)):
         with safe_open(path, framework="pt") as file:
             found |= {name: file.get_tensor(name) for name in untrained.intersection(file.keys())}
     return found | revert_weight_conversion(model, dict(weights))

@@ -33,6 +33,7 @@ from magicrl.training.learner import ReferenceModel
 
 KEPT = 4
 """Number of samplers without a name whose weights are kept, the latest ones."""
+_CACHE_MB = 2048
 _FURTHER = ("topk_prompt_logprobs", "topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k")
 _Weights = Mapping[str, Tensor]
 
@@ -64,7 +65,7 @@ class Sampler:
     def __init__(self, folder: str, *, dtype: DType, device: torch.device, seed: int) -> None:
         policy = load_policy(folder, dtype=dtype, device=device)
         self._tokenizer, self._vocab = policy.tokenizer, policy.valid_vocab
-        settings = EngineSettings(model=folder, max_rows=64, memory_limit_mb=2048)
+        settings = EngineSettings(model=folder, max_rows=64, memory_limit_mb=_CACHE_MB)
         self._engine = in_process_engine(policy, self._text, settings)
         self._seed = seed
         self._load = partial(load_policy, dtype=dtype, device=device)
@@ -105,7 +106,7 @@ class Sampler:
         if further or stop == []:
             raise ValueError(f"this server has no {', '.join(further or ['sampling past the end of text (stop=[])'])}")
         tokens = [token for chunk in chunks for token in chunk["tokens"]]
-        seed = params.get("seed")
+        room, seed = min(self.max_context, self._engine.max_cached), params.get("seed")
         asked = RolloutRequest(
             # With its own seed, a request gives the same samples whenever it is made.
             draw=(number << 32) + request["seq_id"] if seed is None else 0,
@@ -114,10 +115,16 @@ class Sampler:
             group_size=request.get("num_samples", 1),
             sampling=SamplingParams(
                 temperature=params.get("temperature", 1.0),
-                max_tokens=max(1, self.max_context - len(tokens)) if limit is None else limit,
+                max_tokens=max(1, room - len(tokens)) if limit is None else limit,
                 seed=self._seed if seed is None else seed,
             ),
         )
+        most = len(tokens) + asked.sampling.max_tokens
+        if room < most <= self.max_context:
+            raise ValueError(
+                f"prompt and max_tokens need {most} tokens, and the server's cache of {_CACHE_MB} MiB holds {room} of "
+                "one sample; lower max_tokens"
+            )
         return Prompt(asked, [stop] if isinstance(stop, str) else stop or (), bool(request.get("prompt_logprobs")))
 
     def sample(self, name: str, prompts: Sequence[Prompt]) -> list[bytes | ValueError]:

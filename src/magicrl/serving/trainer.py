@@ -18,6 +18,7 @@ from torch import Tensor
 
 from magicrl.config.model_schema import AdamWConfig, DType, LoraConfig, ModelConfig
 from magicrl.models.loading import load_policy
+from magicrl.models.model_files import find_model, weights_fingerprint
 from magicrl.models.scorer import sample_to_score
 from magicrl.records import FloatArray, TrainSample
 from magicrl.serving.losses import LOSSES, complete_config
@@ -63,6 +64,8 @@ class Trainer:
     def __init__(self, folder: str, lora: LoraConfig | None, *, dtype: DType, device: torch.device) -> None:
         policy = load_policy(folder, device=device)
         self._folder = folder
+        # A checkpoint of adapters has no other weights. The folder of the model may hold others later.
+        self._base = None if lora is None else weights_fingerprint(find_model(folder))
         self._vocab, self._context = policy.valid_vocab, policy.max_context
         # Only a datum's first token would count as its prompt, so there is nothing to share.
         model = ModelConfig(dtype=dtype, lora=lora, share_prompts=False)
@@ -181,6 +184,7 @@ class Trainer:
         state = dict(self._learner.state())
         header = {"model": self._folder, "meta": state.pop("meta")}
         header["lora"] = None if self.lora is None else self.lora.model_dump(mode="json")
+        header["base_weights"] = self._base
         path.parent.mkdir(parents=True, exist_ok=True)
         writing = path.with_name(f".{path.name}.writing")
         save_file(
@@ -197,9 +201,15 @@ class Trainer:
         Raises:
             ValueError: It belongs to another model, or to other adapters.
         """
+        header = read_header(path)
+        if self._base and header.get("base_weights") not in (None, self._base):
+            raise ValueError(
+                f"{path} holds adapters of {header['model']} with other weights than it has now; serve the model that "
+                "they were trained on"
+            )
         with safe_open(path, framework="pt") as file:
             state: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        meta = read_header(path)["meta"]
+        meta = header["meta"]
         if not optimizer:
             state = {name: value for name, value in state.items() if name.startswith("weights/")}
             meta = {**meta, "optimizer_steps": 0}
@@ -212,7 +222,7 @@ class Trainer:
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint says about itself: ``model``, ``lora`` and ``meta``.
+    """Return what a checkpoint says about itself: ``model``, ``base_weights``, ``lora`` and ``meta``.
 
     Raises:
         ValueError: The file is no checkpoint, or damaged.

@@ -29,7 +29,7 @@ from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, source_place_of
 from magicrl.environments.base import environment_spec
-from magicrl.models.adapters import adapter_shapes, check_adapters, read_adapters
+from magicrl.models.adapters import adapter_shapes, check_adapters, fitted, read_adapters
 from magicrl.models.compiled import check_compiled, check_compiler
 from magicrl.models.cpu_kernels import bfloat16_speeds
 from magicrl.models.exact import check_exact
@@ -355,7 +355,7 @@ def _check_model(config: TrainConfig, policy: LoadedModel, base: str, device: to
                 check()
         except ValueError as error:
             raise RecipeError(str(error), key=key) from error
-    lora = config.model.lora
+    lora = None if config.model.lora is None else fitted(config.model.lora, policy.model)
     if lora is not None and lora.start is not None:
         with under("model.lora.start"):
             check_adapters(Path(lora.start), lora, base)

@@ -86,6 +86,16 @@ LATER = "max_steps = 0".join(GOOD.rsplit("max_steps = 3", 1))
         (GOOD, ["run.seed=true"], r"^--set run\.seed=true: run\.seed: true or false is no value .*\(got True\)"),
         (GOOD, ["evaluation.temperatures=[1, true]"], r"evaluation\.temperatures: true or false is no value"),
         (GOOD, ["rollout.replay=folder"], r"^--set rollout\.replay=folder: rollout\.replay \(a folder\) goes with"),
+        (
+            GOOD,
+            ["model.gradient_checkpointing=true", "model.checkpoint_above_tokens=16384"],
+            r"model: checkpoint_above_tokens = 16384 has no effect with gradient_checkpointing = true",
+        ),
+        (
+            GOOD,
+            ["rollout.engine=replay", "rollout.replay=folder", "rollout.weight_lag=1"],
+            r"rollout\.weight_lag = 1 has no effect with rollout\.engine = \"replay\"",
+        ),
         (GOOD, ["nonsense"], "expected KEY=VALUE"),
         (GOOD, ["stages.7.max_tokens=1"], "index from 0 to 1"),
         (GOOD, ["run.seed.deeper=1"], "seed"),

@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 import pytest
 from json_server import free_port
+from model_cases import CASES, CONTEXT, WORDS, plain_model
 
 pytest.importorskip("ray")
 
@@ -33,7 +34,8 @@ from magicrl.distributed.doctor import NodeFacts, _of_node, examine_cluster
 from magicrl.distributed.learner.learner import DistributedLearner, ShardedReference
 from magicrl.distributed.learner.sharding import RankSettings
 from magicrl.distributed.runtime import ClusterError, Node, check_room, node_network, nodes
-from magicrl.models.loading import LoadedModel, load_policy
+from magicrl.models.loading import LoadedModel, load_policy, save_policy
+from magicrl.models.small_models import make_tokenizer
 from magicrl.planning.memory import NodeRoom, beside_ranks
 from magicrl.training import assemble
 from magicrl.training.objective import LearnerSettings
@@ -354,6 +356,19 @@ def test_mixtures_go_through_the_store(
     asked = parts({"rollout": {"weight_copy": "direct"}, "learner": {"ranks": 2}}, gpus=4, rollout=VLLM)
     with pytest.raises(RecipeError, match="experts"):
         asked.policy(start)
+
+
+def test_stored_buffers_go_through_the_store(parts: Callable[..., ClusterParts], tmp_path: Path) -> None:
+    """Use Gemma 4: the ranks send parameters only, and vLLM expects its layer scalars with them."""
+    tokenizer = make_tokenizer([f"w{i}" for i in range(WORDS - 2)], CONTEXT)
+    for name, expected in (("Qwen3", "direct"), ("Gemma 4", "object_store")):
+        folder = save_policy(plain_model(CASES[name], pad_token_id=0), tokenizer, tmp_path / name)
+        made = parts({"learner": {"ranks": 2}}, gpus=4, rollout=VLLM)
+        made.policy(folder)
+        assert made._cluster.rollout.weight_copy == expected
+    asked = parts({"rollout": {"weight_copy": "direct"}, "learner": {"ranks": 2}}, gpus=4, rollout=VLLM)
+    with pytest.raises(RecipeError, match="stored buffers"):
+        asked.policy(folder)
 
 
 @pytest.mark.parametrize(

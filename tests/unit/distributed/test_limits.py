@@ -15,8 +15,9 @@ from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
 from magicrl.distributed.engine_pool import EnginePool, GroupPool
 from magicrl.distributed.runtime import ClusterError
+from magicrl.rollout.protocol import Capabilities
 
-FACTS = SimpleNamespace(max_context=64, host="here", pid=1, adapters=False, devices=())
+FACTS = SimpleNamespace(max_context=64, host="here", pid=1, capabilities=Capabilities(), devices=())
 
 
 class Actor:

@@ -13,8 +13,9 @@ from ray.exceptions import RayActorError, RayTaskError
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
 from magicrl.distributed.runtime import ClusterError
+from magicrl.rollout.protocol import Capabilities
 
-FACTS = SimpleNamespace(max_context=64, host="here", pid=1, adapters=False, devices=())
+FACTS = SimpleNamespace(max_context=64, host="here", pid=1, capabilities=Capabilities(), devices=())
 
 
 class Remote:
@@ -44,6 +45,21 @@ def pool_of(
     told: list[str] = [] if asked is None else asked
     actor = SimpleNamespace(**{name: Remote(name, told) for name in methods})
     return engine_pool.EnginePool(lambda index: actor, 1, timeouts=ClusterTimeouts(generate=5.0), **options)
+
+
+def test_a_pool_has_the_capabilities_of_its_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refuse runs that need requests in flight, which a custom engine may lack in a pool as in one process."""
+    found = [Capabilities(turns=False)]
+
+    def facts(_: str) -> Any:
+        return SimpleNamespace(**(vars(FACTS) | {"capabilities": found[0]}))
+
+    pool = pool_of(monkeypatch, facts)
+    assert (pool.capabilities.in_flight, pool.capabilities.turns, pool.capabilities.sleep) == (False, False, False)
+    found[0] = Capabilities(turns=False, adapters=True)
+    pool._slots.append(engine_pool.ReplicaSlot(index=1, actor=pool._slots[0].actor))
+    with pytest.raises(ClusterError, match=r"rollout replica 1 .* has other capabilities .* \(adapters\); install"):
+        pool._meet(pool._slots[1], facts("start"))
 
 
 def died() -> Any:

@@ -7,23 +7,24 @@ from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 import torch
-from builders import request
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
 from magicrl.distributed.cluster_parts import make_replica_engine
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.tensors import pack, unpack
-from magicrl.records import RolloutRequest
+from magicrl.records import Completion, RolloutRequest
+from magicrl.rollout.protocol import Capabilities, RolloutEngine
 from magicrl.training.assemble import make_training_engine
 from magicrl.training.start_checks import check_run
 
 
 def asked(draw: int, *, limit: int = 12) -> RolloutRequest:
-    return request(draw, [5, 6, 7 + draw], size=3, limit=limit, seed=1)
+    return builders.request(draw, [5, 6, 7 + draw], size=3, limit=limit, seed=1)
 
 
 def test_weights_travel_with_the_same_bits_and_without_a_copy() -> None:
@@ -157,6 +158,31 @@ def test_new_weights_come_between_two_tokens_of_what_is_under_way(
     assert len(spans) >= 6
     assert {span[0] for span in spans} == {(0, 4)}, "two of the first turn, which also reads the prompt"
     assert all([version for version, _ in span] == [0, 1] for span in spans)
+
+
+class OneByOne(RolloutEngine):
+    """An engine without `Capabilities.in_flight`, such as a custom one."""
+
+    capabilities = Capabilities(turns=False)
+    _max_context = 64
+
+    def generate(self, request: RolloutRequest) -> list[Completion]:
+        return [builders.completion([3], policy_version=self._version) for _ in request.indices]
+
+    def load_weights(self, weights: Any, version: int) -> None:
+        self._version = version
+
+
+def test_probes_of_an_engine_without_requests_in_flight_lose_none() -> None:
+    engine = OneByOne()
+    engine.submit([asked(0), asked(1)])
+    replica = Replica(lambda: engine, threads=1)
+    with asyncio.Runner() as runner:
+        facts = runner.run(replica.start())
+        assert facts.capabilities == engine.capabilities
+        (group,) = runner.run(replica.load({}, 1, [asked(7)]))
+    assert group.request.draw == 7
+    assert [group.request.draw for group in engine.finished()] == [0, 1]
 
 
 def test_an_interrupt_drops_work_and_what_was_not_fetched(replica: Driven, engine: Any) -> None:

@@ -5,18 +5,77 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from builders import problem
 
+pytest.importorskip("ray")
+
+from ray.exceptions import RayActorError
+
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.distributed import verifier_nodes
+from magicrl.distributed.runtime import Node
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.records import Problem
+from magicrl_verifiers.records import make_verdict
 
-pytestmark = pytest.mark.slow
+
+class Call:
+    """A call of a scripted actor, which takes one at a time. ``stuck`` in the response: it never ends."""
+
+    def __init__(self, actor: Any, response: str) -> None:
+        self.actor = actor
+        actor.hangs = actor.hangs or "stuck" in response
+        self.ended = not actor.hangs
+
+    def answer(self) -> Any:
+        if not self.ended:
+            raise RayActorError
+        return make_verdict("matched", decided_by="exact"), 0.0, 0.0
+
+
+@pytest.fixture
+def scripted(monkeypatch: pytest.MonkeyPatch) -> VerifierNodes:
+    """Return two nodes without processes."""
+    alive = [Node(id=n, address=n, cpus=1.0, gpus=0.0, object_store=1e9, head=False) for n in "ab"]
+
+    def made(*_: Any) -> Any:
+        actor = SimpleNamespace(hangs=False, killed=False)
+        actor.judge = SimpleNamespace(remote=lambda problem, response, digests: Call(actor, response))
+        return actor
+
+    def kill(actor: Any) -> None:
+        actor.killed = True
+
+    def wait(calls: list[Call], *, num_returns: int, timeout: float) -> tuple[list[Call], list[Call]]:
+        done = [call for call in calls if call.ended or call.actor.killed][:num_returns]
+        return done, [call for call in calls if call not in done]
+
+    monkeypatch.setattr(verifier_nodes, "nodes", lambda: alive)
+    monkeypatch.setattr(verifier_nodes, "waited_for", lambda call, *_: call.answer())
+    monkeypatch.setattr(verifier_nodes, "ray", SimpleNamespace(wait=wait, kill=kill))
+    monkeypatch.setattr(VerifierNodes, "_actor", made)
+    return VerifierNodes(VerifierConfig())
+
+
+def test_an_actor_that_gives_no_sign_is_replaced(scripted: VerifierNodes) -> None:
+    """Let a reward hang in the actors' process: it costs its response, and no other of this step or a later one."""
+    hung = scripted.submit(problem(), ["stuck"])
+    first = scripted._places[0].actor
+    other = scripted.submit(problem(), ["1", "1"])  # one of them waits behind it
+    (stuck,) = scripted.result(hung)
+    assert stuck.status == "worker_lost"
+    assert "no verdict within" in stuck.reason
+    assert first.killed
+    assert scripted.lost == ["a/a", "b/b"], "it hangs on the other node, too"
+    assert [place.number for place in scripted._places] == [0, 1]
+    for ticket in (other, scripted.submit(problem(), ["1"] * 4)):
+        assert all(verdict.correct for verdict in scripted.result(ticket))
+    assert len(scripted.lost) == 2
 
 
 @pytest.fixture
@@ -45,6 +104,7 @@ def nodes(three_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         service.close()
 
 
+@pytest.mark.slow
 def test_a_stuck_item_leaves_its_group_and_blocks_no_other(nodes: Callable[..., VerifierNodes]) -> None:
     service = nodes(5.0, 8)
     hung = service.submit(problem(), ["stuck", "1", "2"])
@@ -56,6 +116,7 @@ def test_a_stuck_item_leaves_its_group_and_blocks_no_other(nodes: Callable[..., 
     assert "no verdict within 5 s" in stuck.reason
 
 
+@pytest.mark.slow
 def test_a_queue_longer_than_the_time_out_is_judged_whole(nodes: Callable[..., VerifierNodes]) -> None:
     service = nodes(4.0, 1)  # one at a time on each of three nodes, each takes a second
     texts = [f"slow {n % 2}" for n in range(24)]
@@ -73,6 +134,17 @@ def test_a_queue_longer_than_the_time_out_is_judged_whole(nodes: Callable[..., V
     assert service.spans() == []
 
 
+@pytest.mark.slow
+def test_actors_that_hang_are_replaced(nodes: Callable[..., VerifierNodes]) -> None:
+    service = nodes(4.0, 1)  # one at a time, as rewards in the actor's process
+    (stuck,) = service.result(service.submit(problem(), ["stuck"]))
+    assert stuck.status == "worker_lost"
+    assert len(service.lost) == 2
+    assert all(verdict.correct for verdict in service.result(service.submit(problem(), ["1"] * 9)))
+    assert len(service.lost) == 2
+
+
+@pytest.mark.slow
 def test_an_actor_that_replaces_a_lost_one_needs_the_reward_of_the_start(
     nodes: Callable[..., VerifierNodes], tmp_path: Path
 ) -> None:

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from builders import train_sample
+from model_cases import CASES, plain_model
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import LoraConfig, ModelConfig, TinyModelConfig
-from magicrl.models.adapters import adapter_shapes, check_adapters, read_adapters
+from magicrl.models.adapters import LoraAdapters, adapter_shapes, check_adapters, read_adapters
 from magicrl.models.packing import register_attention
 from magicrl.models.small_models import make_tiny
 from magicrl.records import TrainBatch
@@ -98,6 +99,8 @@ def test_training_goes_on_from_a_folder_of_adapters(trained: tuple[Any, Path]) -
         (LORA, {"peft_type": "IA3"}, "IA3 adapters"),
         (LORA, {"init_lora_weights": "pissa_niter_16"}, "changed the model's own weights"),
         (LORA, {"init_lora_weights": "olora"}, "changed the model's own weights"),
+        (LORA, {"init_lora_weights": "lora_ga"}, "changed the model's own weights"),
+        (LORA, {"alora_invocation_tokens": [1, 2]}, "alora_invocation_tokens"),
     ],
 )
 def test_other_adapters_are_refused_by_name(
@@ -111,6 +114,42 @@ def test_other_adapters_are_refused_by_name(
     (tmp_path / "adapter_config.json").write_text(json.dumps(described | changes))
     with pytest.raises(RecipeError, match=told):
         check_adapters(tmp_path, recipe, "elsewhere/base")
+
+
+ATTENTION, MLP = {"q_proj", "k_proj", "v_proj", "o_proj"}, {"gate_proj", "up_proj", "down_proj"}
+OF_TYPE = {"DeepSeek-V3": {"o_proj"}} | dict.fromkeys(("Qwen3-MoE", "Qwen3-Next", "gpt-oss", "Mixtral"), ATTENTION)
+"""Layers of the default list that a model type has and that can be adapted, unless it has all of them."""
+
+
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
+@pytest.mark.parametrize("name", CASES)
+def test_default_layers_are_those_that_the_model_type_has(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Experts are tensors and not linear layers. PEFT would adapt them under the names of a shared expert's layers."""
+    model, config = plain_model(CASES[name]), LoraConfig(rank=2)
+    weights, shapes = dict(model.named_parameters()), adapter_shapes(model, config)
+    caplog.clear()
+    adapters = LoraAdapters(model, config)
+    expected = OF_TYPE.get(name, ATTENTION | MLP)
+    assert {tensor.split(".")[-3] for tensor in shapes} == expected == set(adapters.config.target_modules)
+    assert {tensor: tuple(value.shape) for tensor, value in adapters.tensors().items()} == shapes
+    assert adapters.merged_weights().keys() == weights.keys()
+    missing = [module for module in config.target_modules if module not in expected]
+    warned = [record.message.split(": ")[1] for record in caplog.records if record.name == "magicrl.models.adapters"]
+    assert warned == [", ".join(missing)] * bool(missing)
+
+
+@pytest.mark.parametrize(
+    ("name", "modules", "told"),
+    [
+        ("Qwen3", ("q_proj", "gate_project"), r"gate_project: this model has no .* it has: down_proj, gate_proj, k_pr"),
+        ("Qwen3", ("embed_tokens",), "embed_tokens: this model has no linear layers"),
+        ("Qwen3-Next", ("q_proj", "up_proj"), r"up_proj: this model has no .* \(experts are not linear layers\)"),
+    ],
+)
+def test_stated_layers_that_the_model_lacks_are_refused(name: str, modules: tuple[str, ...], told: str) -> None:
+    with pytest.raises(RecipeError, match=told) as refused:
+        LoraAdapters(plain_model(CASES[name]), LoraConfig(target_modules=modules))
+    assert refused.value.key == "model.lora.target_modules"
 
 
 def test_adapters_of_another_folder_of_the_same_name_are_refused(trained: tuple[Any, Path], tmp_path: Path) -> None:

@@ -324,8 +324,8 @@ def test_a_heads_gradient_is_the_formulas(width: int, slope: bool) -> None:
     for row in range(3):
         expected[row, targets[row]] += pull[row].double()
     found = x.clone()
-    cpu_kernels.softmax_pull(found, 0.7, 0.3, log_sums.float(), constant, slopes if slope else None, pull, targets)
-    torch.testing.assert_close(found.double(), 0.3 * expected, rtol=2**-7, atol=1e-6)
+    cpu_kernels.softmax_pull(found, 0.7, log_sums.float(), constant, slopes if slope else None, pull, targets)
+    torch.testing.assert_close(found.double(), 0.7 * expected, rtol=2**-7, atol=1e-6)
 
 
 @served

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.model_schema import LoraConfig, ModelConfig
 from magicrl.planning import memory
 from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.memory import (
@@ -22,6 +23,7 @@ from magicrl.planning.memory import (
     beside_ranks,
     engine_memory,
     learner_memory,
+    memory_fault,
     nodes_of,
     placement_fault,
     replicas_held,
@@ -33,6 +35,14 @@ from magicrl.planning.shapes import ModelShape, load_shape
 AT_32K = LearnerSetup(
     gpus=8, sequence_parallel=1, micro_batch_tokens=1, longest=34816, checkpointing=True, head_chunk_tokens=1024
 )
+
+
+def test_a_remedy_lowers_the_threshold_that_a_recipe_has() -> None:
+    # gradient_checkpointing with it would be refused
+    model = ModelConfig(checkpoint_above_tokens=4096, micro_batch_tokens=1024, lora=LoraConfig())
+    fault = memory_fault("model", model, lambda one: {"layers": GIB * (one.checkpoint_above_tokens or 9)}, 2.0 * GIB)
+    assert fault is not None
+    assert fault.endswith("any one of these would make it fit: model.checkpoint_above_tokens = 1")
 
 
 @pytest.mark.parametrize(

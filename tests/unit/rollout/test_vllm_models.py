@@ -10,7 +10,7 @@ import pytest
 import torch
 import vllm_cases
 from model_cases import CASES, plain_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.rollout.vllm_weights import as_saved, check_shapes, saved_shapes
@@ -28,6 +28,19 @@ def test_a_learners_weights_become_those_of_its_folder(name: str, tmp_path: Path
     expected = load_file(tmp_path / "model" / "model.safetensors")
     check_shapes({n: tuple(p.shape) for n, p in found.items()}, shapes, tied="lm_head.weight" not in expected)
     assert all(torch.equal(found[n], value) for n, value in expected.items())
+
+
+def test_files_that_the_index_does_not_name_are_no_weights(tmp_path: Path) -> None:
+    """Clones of Mistral's models also hold consolidated.safetensors: the same weights under other names."""
+    folder = save_policy(plain_model(CASES["DeepSeek-V3"], pad_token_id=0), vllm_cases.TOKENIZER, tmp_path / "model")
+    expected = load_file(folder / "model.safetensors")
+    other = {f"layers.{name}": torch.zeros(1) for name in expected}
+    biases = {name: torch.zeros_like(value) for name, value in expected.items() if name.endswith("_bias")}
+    save_file(other | biases, folder / "consolidated.safetensors")
+    assert saved_shapes(folder) == {name: tuple(value.shape) for name, value in expected.items()}
+    learner = dict(load_policy(folder).model.named_parameters())
+    found = as_saved({name: value.detach() for name, value in learner.items()}, folder)
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
 
 
 @pytest.mark.slow

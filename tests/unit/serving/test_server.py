@@ -23,6 +23,8 @@ from tinker import types
 from tinker_server import Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from magicrl.models.small_models import make_miniature
+from magicrl.serving import sampler as sampler_module
 from magicrl.serving import server as module
 from magicrl.serving.trainer import Trainer
 
@@ -125,6 +127,25 @@ def test_seeds_stops_and_lengths_of_samples(client: Any, model: str) -> None:
     assert piece not in decode(shorter[:-1])
     assert shorter == tokens[: len(shorter)]
     assert {reason for one, reason in seeded if len(one) == 20} == {"length"}
+
+
+def test_without_a_limit_a_sample_gets_what_the_cache_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count 2 layers x 2 heads x (32 + 32) values x 4 bytes = 1024 bytes per token: 1 MiB holds 1024 tokens of 4096."""
+    sizes = {"model_type": "llama", "num_attention_heads": 2, "num_key_value_heads": 2}
+    folder = str(make_miniature(sizes, tmp_path / "long", max_context=4096))
+    monkeypatch.setattr(sampler_module, "_CACHE_MB", 1)
+    sampler = sampler_module.Sampler(folder, dtype="float32", device=torch.device("cpu"), seed=0)
+    sampler.open("s", folder)
+
+    def read(**params: Any) -> sampler_module.Prompt:
+        chunk = {"type": "encoded_text", "tokens": PROMPT}
+        return sampler.read("s", {"seq_id": 0, "sampling_params": params, "prompt": {"chunks": [chunk]}})
+
+    prompt = read()
+    assert prompt.request.sampling.max_tokens == 1024 - len(PROMPT)
+    assert isinstance(sampler.sample("s", [prompt])[0], bytes)
+    with pytest.raises(ValueError, match=r"need 1025 tokens, and the server's cache of 1 MiB holds 1024 of one sample"):
+        read(max_tokens=1025 - len(PROMPT))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.serving.messages import Datum, LossRequest
@@ -95,6 +97,19 @@ def test_a_restored_trainer_continues_bit_for_bit(model: str, tmp_path: Path, lo
     ours, theirs = one.weights(), other.weights()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert one.unsaved
+
+
+def test_adapters_of_other_weights_are_refused(model: str, tmp_path: Path) -> None:
+    folder, saved = str(shutil.copytree(model, tmp_path / "model")), tmp_path / "a.safetensors"
+    one = trainer(folder, {"rank": 4})
+    weights = load_file(f"{folder}/model.safetensors")
+    save_file({name: value + 1 for name, value in weights.items()}, f"{folder}/model.safetensors", {"format": "pt"})
+    one.save(saved)  # of the weights that it was made with
+    with pytest.raises(ValueError, match=r"a\.safetensors holds adapters of \S+/model with other weights than it has"):
+        trainer(folder, {"rank": 4}).restore(saved, optimizer=True)
+    whole = trainer(model)
+    whole.save(saved)
+    trainer(folder).restore(saved, optimizer=True)  # it holds all weights
 
 
 def test_without_the_optimizer_only_weights_are_restored(model: str, tmp_path: Path) -> None:

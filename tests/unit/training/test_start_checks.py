@@ -230,6 +230,11 @@ def test_adapters_of_another_base_are_refused_by_name(recipe: Path, tmp_path: Pa
         check(recipe, tmp_path / "run", *settings)
 
 
+def test_layers_that_the_model_lacks_are_refused_before_the_start(recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"model\.lora\.target_modules: q_project: this model has no linear layers"):
+        check(recipe, tmp_path / "run", 'model.lora={rank=2, target_modules=["q_project", "v_proj"]}')
+
+
 TINY = Path(__file__).parents[3] / "src" / "magicrl" / "recipes" / "tiny.toml"
 ASKED = [f"Ann has {n} of Ben's apples and gets 1{n % 7} more. How many has she?" for n in range(60)]
 TWINS = {

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
@@ -27,8 +27,9 @@ from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.sharding import RankSettings, WrittenShard
 from magicrl.distributed.same_files import digests_of
 from magicrl.distributed.tensors import pack, unpack
-from magicrl.models.adapters import ADAPTER, write_adapters
+from magicrl.models.adapters import ADAPTER, fitted, write_adapters
 from magicrl.models.loading import LoadedModel, save_policy
+from magicrl.models.model_files import WeightFiles, find_model, stored_buffers
 from magicrl.models.packing import check_samples, families
 from magicrl.planning.memory import learner_state, shards_by_default
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -183,6 +184,11 @@ class DistributedLearner:
         learning = learning or LearnerSettings()
         self._objective = Objective(learning)
         self._policy = policy
+        # The ranks send parameters only, and a model is saved with its stored buffers.
+        self._buffers: dict[str, Tensor] = {}
+        if names := stored_buffers(policy.model):
+            files = WeightFiles(find_model(policy.folder), policy.model, policy.folder)
+            self._buffers = {name: cast(Tensor, files.whole(name)) for name in names}
         # The driver keeps only the architecture: a 32B model would take 60 GB of its memory for nothing.
         policy.model.to("meta")  # pyright: ignore[reportArgumentType]
         self._launcher, self._placement = launcher, placement
@@ -439,9 +445,11 @@ class DistributedLearner:
         model, lora = self._policy.model, self._settings.learning.model.lora
         adapters: dict[str, Callable[[Path], None]] = {}
         if lora is not None:
-            adapters[ADAPTER] = lambda inner: write_adapters(inner, self.adapters(), lora, self._policy.folder)
+            adapters[ADAPTER] = lambda inner: write_adapters(
+                inner, self.adapters(), fitted(lora, model), self._policy.folder
+            )
         # ``assign`` avoids a copy of the model, and a tied head has no separate key.
-        model.load_state_dict(self.weights(), assign=True, strict=False)
+        model.load_state_dict({**self.weights(), **self._buffers}, assign=True, strict=False)
         model.tie_weights()
         save_policy(
             model,

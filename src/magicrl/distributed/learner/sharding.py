@@ -45,7 +45,7 @@ from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.model_schema import AdamWConfig, ModelConfig
 from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.files import sha256_of
-from magicrl.models.adapters import LoraAdapters
+from magicrl.models.adapters import LoraAdapters, plain_name
 from magicrl.models.loading import load_empty, resolve_dtype
 from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.model_files import WeightFiles, find_model
@@ -206,7 +206,7 @@ class ShardedModel:
             # FSDP gives the last ranks no rows if there are fewer rows than ranks.
             if start == stop:
                 continue
-            rows = adapters[name][start:stop] if name in adapters else files.rows(_plain(name), start, stop)
+            rows = adapters[name][start:stop] if name in adapters else files.rows(plain_name(name), start, stop)
             shard.to_local().copy_(rows)
 
     def trained(self) -> dict[str, nn.Parameter]:
@@ -259,7 +259,7 @@ class ShardedModel:
         for name, tensor in self.stream():
             if keep:
                 found[name] = tensor.detach().to("cpu", copy=True)
-        names = [_plain(name) for name, _ in self.model.named_parameters() if ".lora_" not in name]
+        names = [plain_name(name) for name, _ in self.model.named_parameters() if ".lora_" not in name]
         return {name: found[name] for name in names} if keep else {}
 
     @torch.no_grad()
@@ -287,11 +287,6 @@ class ShardedModel:
                 for name, weight in self.model.named_parameters():
                     if name.startswith(prefix) if prefix else not name.startswith(prefixes):
                         yield name, weight
-
-
-def _plain(name: str) -> str:
-    """Return a weight's name in a model without adapters."""
-    return name.replace(".base_layer.", ".")
 
 
 class ShardOptimizer(MasterOptimizer):

@@ -37,14 +37,13 @@ void softmax_sums(float* largest, double* blocks, double* moments, const bf16* x
 }
 
 // The gradient of a language-model head's products over them, in place. With z = x factor and p = e^(z - log_sum) it is
-// chain (p (constant - slope z) + pull at the target), `slope` being null for 0; targets out of range are of no row.
-void softmax_pull(bf16* x, float factor, float chain, const float* log_sums, const float* constants,
-                  const float* slopes, const float* pulls, const int64_t* targets, int64_t rows, int64_t width,
-                  int threads) {
+// factor (p (constant - slope z) + pull at the target), `slope` being null for 0; targets out of range are of no row.
+void softmax_pull(bf16* x, float factor, const float* log_sums, const float* constants, const float* slopes,
+                  const float* pulls, const int64_t* targets, int64_t rows, int64_t width, int threads) {
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < rows; ++row) {
     bf16* place = x + row * width;
-    const Floats scale = all(factor), under = all(log_sums[row]), outer = all(chain);
+    const Floats scale = all(factor), under = all(log_sums[row]);
     const Floats constant = all(constants[row]), slope = all(slopes ? slopes[row] : 0.0f);
     const int64_t target = targets[row];
     for (int64_t i = 0; i < width; i += 16) {
@@ -53,7 +52,7 @@ void softmax_pull(bf16* x, float factor, float chain, const float* log_sums, con
       Floats found = exponential(z - under) * fnma(slope, z, constant);
       if (target >= i && target < i + 16)
         found = choose(Mask(1u << (target - i)), found + all(pulls[row]), found);
-      store(place + i, found * outer, there);
+      store(place + i, found * scale, there);
     }
   }
 }

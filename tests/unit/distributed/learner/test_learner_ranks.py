@@ -13,6 +13,7 @@ import pytest
 import torch
 from builders import SIZES
 from learning import learning
+from model_cases import CASES, CONTEXT, WORDS, plain_model
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
@@ -20,7 +21,9 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from magicrl.config.cluster_schema import LearnerPlacement
 from magicrl.config.model_schema import DType, LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.models.loading import load_policy, load_shell
+from magicrl.models.loading import load_policy, load_shell, save_policy
+from magicrl.models.model_files import stored_buffers
+from magicrl.models.small_models import make_tokenizer
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from magicrl.training.learner import LocalLearner, ReferenceModel
@@ -264,6 +267,28 @@ def test_steps_of_recorded_rollouts_equal_the_single_learner(
         assert list(adapters) == list(one.adapters())
         for name, value in one.adapters().items():
             torch.testing.assert_close(adapters[name], value, rtol=0, atol=5e-6)
+
+
+@pytest.mark.parametrize(("name", "lora"), [("Gemma 4", None), ("DeepSeek-V3", LoraConfig(rank=2))])
+def test_a_written_model_has_the_tensors_that_are_not_trained(
+    ranks: Any, tmp_path: Path, name: str, lora: LoraConfig | None
+) -> None:
+    """Gemma 4 scales its layers by stored numbers, and DeepSeek-V3 chooses experts with a stored bias."""
+    model = plain_model(CASES[name], pad_token_id=0)
+    untrained = stored_buffers(model)
+    for buffer in untrained:
+        model.get_buffer(buffer).fill_(0.5)
+    folder = save_policy(model, make_tokenizer([f"w{i}" for i in range(WORDS - 2)], CONTEXT), tmp_path / "start")
+    many = spread(lambda: load_shell(folder), ranks, 2, model={"lora": lora})
+    for again in ("best", "last"):
+        many.save_hf(tmp_path / again)
+        written = load_file(tmp_path / again / "model.safetensors")
+        for key, value in load_file(folder / "model.safetensors").items():
+            assert torch.equal(written[key], value), key
+        assert all((written[buffer] == 0.5).all() for buffer in untrained)
+    if lora is not None:
+        described = json.loads((tmp_path / "last" / "adapter" / "adapter_config.json").read_text())
+        assert described["target_modules"] == ["o_proj"], "the only layer of the default list that it has"
 
 
 @pytest.mark.slow
