@@ -401,7 +401,11 @@ def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict
     told = {name: document[name] for name in ("model", "temperature", "max_tokens", "samples", "early_stop")}
     told["table"] = table
     if rule is not None:
-        judged = [row[1:] for row in document["counts"].values() if is_measured(*row[1:], rule)]
+        judged = [
+            (correct, counted, total)
+            for _, correct, counted, total in document["counts"].values()
+            if is_measured(correct, counted, total, rule)
+        ]
         closed = [(n, total) for correct, n, total in judged if correct in (0, n) and n < total]
         # the expected number of problems for which a further sample would have had another outcome
         wrong = sum(1 - chance_of_the_same(n, total, rule.prior) for n, total in closed)
