@@ -35,7 +35,7 @@ def test_files_that_the_index_does_not_name_are_no_weights(tmp_path: Path) -> No
     folder = save_policy(plain_model(CASES["DeepSeek-V3"], pad_token_id=0), vllm_cases.TOKENIZER, tmp_path / "model")
     expected = load_file(folder / "model.safetensors")
     other = {f"layers.{name}": torch.zeros(1) for name in expected}
-    biases = {name: torch.zeros_like(value) for name, value in expected.items() if name.endswith("_bias")}
+    biases = {name: value + 1 for name, value in expected.items() if name.endswith("_bias")}
     save_file(other | biases, folder / "consolidated.safetensors")
     assert saved_shapes(folder) == {name: tuple(value.shape) for name, value in expected.items()}
     learner = dict(load_policy(folder).model.named_parameters())
