@@ -178,8 +178,8 @@ class TruncationRule:
     """
 
     def __init__(self, *, below: float, window: int) -> None:
-        if not 0 < below <= 1:
-            raise ValueError(f"truncation_below must be above 0 and at most 1, got {below}")
+        if not 0 <= below <= 1:
+            raise ValueError(f"truncation_below must be between 0 and 1, got {below}")
         if window < 1:
             raise ValueError(f"window must be at least 1, got {window}")
         self.below = below

@@ -317,7 +317,9 @@ def evaluate_checkpoints(
 
     def changes(folder: Path) -> list[str]:
         known, now = _identity(folder), checkpoint_identity(run, folder.name)
-        other = any(known.get(key) != value for key, value in now.items() if value is not None)
+        # Results of earlier versions name no checkpoint. Where it is gone too, they are all that is left of it.
+        compared = known or now["state_sha256"]
+        other = compared and any(known.get(key) != value for key, value in now.items() if value is not None)
         return [*(["its results are of another checkpoint, or an unknown one"] if other else []), *request()(folder)]
 
     settled: set[str] = set()
@@ -340,9 +342,12 @@ def evaluate_checkpoints(
         say(console, f"{checkpoint.name} of {run}{again}")
         if _identity(folder) != identity:
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / RESULTS).unlink(missing_ok=True)  # else they would be this checkpoint's after an interruption
-            write_atomically(folder / IDENTITY, json.dumps(identity))
+            # else they would be this checkpoint's after an interruption
+            (folder / IDENTITY).unlink(missing_ok=True)
+            (folder / RESULTS).unlink(missing_ok=True)
         status = evaluate(replace(given, model=str(model), output=str(folder)))
+        if (folder / RESULTS).exists():
+            write_atomically(folder / IDENTITY, json.dumps(identity))
         if status:
             return status
         shutil.rmtree(model)

@@ -228,7 +228,7 @@ def _is_optional_table(schema: type[BaseModel], dotted: str) -> bool:
     return any(type(None) in get_args(one) and _tables_in(one) for one in annotations)
 
 
-_FIRST = [re.compile(each) for each in ("model|data", r"data\.(train|validation|test)(\.\w+)?", "reward")]
+_FIRST = [re.compile(each) for each in ("model|data", r"data\.(train|validation|test)(\.[^.]+)?", "reward")]
 """Overrides that are applied before others, in this order: a table of sources, then what every source gets."""
 
 

@@ -61,7 +61,7 @@ class TransitionConfig(Section):
     """Number of measurements between two tests of the rule, and the minimum number of measurements in a test."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Confidence level of the upper bound."""
-    truncation_below: float = Field(default=0.05, gt=0, le=1)
+    truncation_below: float = Field(default=0.05, ge=0, le=1)
     """Share of truncated responses below which a stage with ``rule = "truncation"`` ends."""
 
 
@@ -261,7 +261,8 @@ class TrainConfig(Section):
                 "were sampled by older policies, whose log-probs do not measure the learner's entropy; use "
                 '"exact", which the learner measures on the buffer'
             )
-        if rollout.max_staleness and self.model.entropy_clamp:
+        controlled = self.entropy.controller not in ("none", "fixed")
+        if controlled and rollout.max_staleness and self.model.entropy_clamp:
             raise ValueError(
                 f"model.entropy_clamp = {self.model.entropy_clamp:g} with rollout.max_staleness = "
                 f"{rollout.max_staleness}: the learner would measure the entropy that is controlled, without the least "

@@ -159,7 +159,7 @@ class VerifierNodes:
                 places = list({id(item.place): item.place for item in waiting}.values())
                 # A node that finished anything is only busy: its items wait in a queue and did not time out.
                 silent = [place for place in places if not place.moved()]
-            for item in waiting:
+            for item in reversed(waiting):  # those behind a reward that hangs are asked again before it
                 if item.call in done:
                     try:
                         what = f"a verdict of node {item.place.node.name}"

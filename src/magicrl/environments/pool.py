@@ -115,7 +115,8 @@ class EnvironmentPool(Closing):
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the running workers."""
         places = [place for some in self._places.values() for place in some]
-        return tuple(place.slot.worker.pid for place in places if place.slot.worker is not None)
+        # Read once: a place's thread sets it to None when it loses its worker.
+        return tuple(worker.pid for place in places if (worker := place.slot.worker) is not None)
 
     def close(self) -> None:
         """Kill the workers. Safe to call twice."""

@@ -148,7 +148,13 @@ def load_benchmarks(options: EvaluationOptions) -> list[LoadedBenchmark]:
     for name, count in Counter(one.name for one in sources).items():
         if count > 1:
             raise RecipeError(f"--benchmark: {name} is named twice; give one of them another name with NAME=FILE")
-    return [load_benchmark(one, options) for one in sources]
+    found = [load_benchmark(one, options) for one in sources]
+    if options.days is not None and not any(one.facts["window"] for one in found):
+        raise RecipeError(
+            f"no problem of {', '.join(one.name for one in found)} has a day that --window {options.window} could "
+            "select by, such as LiveCodeBench's contest_date; leave the option out"
+        )
+    return found
 
 
 def benchmark_sources(benchmarks: Benchmarks) -> list[BenchmarkSource]:
@@ -186,11 +192,6 @@ def load_benchmark(asked: BenchmarkSource, options: EvaluationOptions) -> Loaded
         why = "; ".join([*filters, *aside[:1]]) or "an empty file, or no problem in the window"
         raise ValueError(f"benchmark {asked.name}: no problem can be used: {why}")
     dated = any(read.date is not None for read in found)
-    if options.days is not None and not dated:
-        raise RecipeError(
-            f"benchmark {asked.name}: no problem has a day that --window {options.window} could select by, such as "
-            "LiveCodeBench's contest_date; leave the option out"
-        )
     default = known.verifier if known is not None else GYM if asked.task is not None else "maths"
     problems = _finished(found, asked.name, options, default)
     narrowed = known is not None and options.days not in (None, known.window)

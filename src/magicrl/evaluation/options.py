@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from datetime import date
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -193,8 +194,9 @@ class EvaluationOptions:
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self) if field.type in ("int", "int | None")):
             value, option = getattr(self, name), "--" + name.replace("_", "-")
-            if value is not None and type(value) is not int:
+            if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
                 raise RecipeError(f"{option}: give a whole number, got {value!r}")
+            object.__setattr__(self, name, None if value is None else int(value))  # of numpy's
             if value is not None and value < (least := _LEAST.get(name, value)):
                 raise RecipeError(f"{option} must be at least {least}, got {value}")
         try:

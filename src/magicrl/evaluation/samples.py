@@ -273,6 +273,8 @@ class EvaluationFolder:
         """
         try:
             document: Any = json.loads(self._job.read_text(encoding="utf-8"))
+            if document["decides"]["engine"].get("engine") == "openai" and document["recorded"]["knows_limit"]:
+                document["decides"]["engine"].setdefault("dialect", "openai")  # earlier versions did not record it
             return {name: document[name] for name in ("decides", "samples", "recorded")}
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no evaluation (no job.json)") from None

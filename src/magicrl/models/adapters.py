@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import json
-import logging
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -25,8 +24,6 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import LoraConfig
 from magicrl.models.model_files import read_object, weights_fingerprint
 from magicrl.models.routing import experts_of
-
-_log = logging.getLogger(__name__)
 
 ADAPTER = "adapter"
 """Name of the adapter folder inside the folder of the merged model."""
@@ -171,7 +168,7 @@ def plain_name(name: str) -> str:
 
 
 def fitted(config: LoraConfig, model: PreTrainedModel) -> LoraConfig:
-    """Return ``config`` with the target modules that ``model`` has. Names of the default list that it lacks are logged.
+    """Return ``config`` with the target modules that ``model`` has.
 
     Raises:
         RecipeError: The model has none of them, or lacks a name that is not from the default list.
@@ -186,9 +183,8 @@ def fitted(config: LoraConfig, model: PreTrainedModel) -> LoraConfig:
         f"{', '.join(missing)}: this model has no linear layers with these names that can be adapted; it has: "
         f"{', '.join(sorted(names))}" + " (experts are not linear layers)" * bool(experts_of(model.config))
     )
-    if not found or config.target_modules != LoraConfig().target_modules:
+    if not found or not set(missing).issubset(LoraConfig().target_modules):
         raise RecipeError(text, key="model.lora.target_modules")
-    _log.warning("model.lora.target_modules: %s. Only %s get adapters", text, ", ".join(found))
     return config.model_copy(update={"target_modules": found})
 
 
@@ -283,14 +279,12 @@ def check_adapters(folder: Path, config: LoraConfig, base: str) -> None:
             "on it",
             key="",
         )
-    modules = found.get("target_modules")
-    given = sorted(map(str, modules)) if isinstance(modules, list) else modules
+    # The layers are those of the tensors, which `read_adapters` compares.
     for name, value, wanted in (
         ("rank", found.get("r"), config.rank),
         ("alpha", found.get("lora_alpha"), config.alpha),
-        ("target_modules", given, config.target_modules),
     ):
-        if value != (sorted(config.target_modules) if name == "target_modules" else wanted):
+        if value != wanted:
             raise RecipeError(
                 f"{folder} holds adapters with {name} = {value}, and the recipe's model.lora.{name} is {wanted}; "
                 "set it to theirs",

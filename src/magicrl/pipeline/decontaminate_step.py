@@ -320,7 +320,7 @@ class Decontaminate(PipelineStep[DecontaminateStep]):
                 if unreadable:
                     raise RecipeError(
                         f"{len(unreadable)} records of the test set cannot be read, and copies of them would stay in "
-                        f"the training data; the first: {unreadable[0]}; correct or remove them",
+                        f"the training data; the first: {unreadable[0]}; correct them, or name a copy without them",
                         key="",
                     )
                 yield name, parts

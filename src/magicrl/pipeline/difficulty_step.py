@@ -101,7 +101,7 @@ ABILITIES = {"math": "maths", "code": "code"}
 UNFIT = "prompt unfit for the model"
 _FREE = {
     *("base_url", "key_variable", "concurrency", "attempts", "attempt_seconds", "total_seconds"),
-    *("max_rows", "gpus", "cache_mb", "gpu_share", "eager"),
+    *("max_rows", "gpus", "cache_mb", "gpu_share", "eager", "logprobs", "processed_logprobs", "max_tokens_field"),
 }
 """Options of an engine that do not affect samples."""
 _PILOT = 32  # samples

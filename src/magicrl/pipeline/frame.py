@@ -145,12 +145,12 @@ def run_step(step: PipelineStep[Any], name: str, parts: Sequence[Part], context:
     context.watcher.step(name, len(parts), len(missing))
     with told_when_full(folder.path):
         if missing:
-            folder.summary.unlink(missing_ok=True)  # it says that the step has finished
             folder.work.mkdir(parents=True, exist_ok=True)
             prepared = folder.work / "prepared.key"  # results of other settings must not be reused
             if not (prepared.is_file() and prepared.read_text() == own):
                 step.prepare(parts, folder, context)
                 write_atomically(prepared, own)
+            folder.summary.unlink(missing_ok=True)  # it says that the step has finished
             for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
                 context.watcher.progress(name, done, len(parts), "parts")
         folder.clear_except([part.name for part in made])  # parts of a removed source are deleted

@@ -54,7 +54,7 @@ class EntryReader:
     def __init__(self, source: PipelineSource, most_characters: int, *, statements: bool = False) -> None:
         self.source = source
         self._most = most_characters
-        self._statements = statements
+        self.statements = statements
         self._reader = RecordReader(
             stem=source.label,
             fields=source.fields,
@@ -75,7 +75,7 @@ class EntryReader:
         """
         for name, value in row.record.items():
             size = len(value) if isinstance(value, str | bytes) else 0
-            if size > self._most and self._statements:
+            if size > self._most and self.statements:
                 row = replace(row, record={**row.record, name: value[: self._most]})
             elif size > self._most:
                 raise ValueError(
@@ -139,7 +139,7 @@ class EntryReader:
 
     def _given(self, row: Row, problem: Problem) -> Read:
         usable = problem.verifier in ("maths", "code") and problem.references
-        if not usable and not self._statements:
+        if not usable and not self.statements:
             raise ValueError(
                 f"{row.where}: verifier {problem.verifier!r} with {len(problem.references)} references; the steps "
                 "of a pipeline read problems of maths and code, with reference answers"
@@ -195,7 +195,7 @@ def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
     return shown(json.dumps(each, ensure_ascii=True, default=str), most)
 
 
-IMPORT_VERSION = 6
+IMPORT_VERSION = 7
 PART_ROWS = 5000
 PART_CHARACTERS = 64 << 20
 """Largest size of a part, which bounds the memory of a step."""
@@ -232,7 +232,6 @@ def import_source(
         parts = [step.part(name, own) for name, own in state["parts"]]
         if state["key"] == key and all(map(step.has, parts)):
             return parts
-    record.unlink(missing_ok=True)  # it says that the import has finished
     with told_when_full(step.path):
         parts = _import(EntryReader(source, most_characters, statements=statements), files, step, key)
         step.clear_except([part.name for part in parts])
@@ -259,6 +258,7 @@ def _import(reader: EntryReader, files: list[Path], step: StepFolder, key: str) 
             write_atomically(numbers, json.dumps({key: reader.numbers}))
         # a killed import may have left the very part that is made again
         if not step.has(part):
+            (step.path / "source.json").unlink(missing_ok=True)  # it says that the import has finished
             step.write(part, table_of(kept), pa.Table.from_pylist(dropped, schema=DROPPED_SCHEMA))
         parts.append(part)
         kept.clear()
@@ -284,7 +284,8 @@ def _import(reader: EntryReader, files: list[Path], step: StepFolder, key: str) 
             write()
             characters = 0
     try:
-        check_numbers(reader.numbers)
+        if not reader.statements:
+            check_numbers(reader.numbers)
     except ValueError:
         step.clear_except([])  # a later import must not continue with parts that were read wrong
         numbers.unlink(missing_ok=True)

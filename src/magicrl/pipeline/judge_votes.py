@@ -398,7 +398,8 @@ def _wanted(
                 criteria={},
             )
             if key in cache:
-                vote = Vote(**cache.get(key))
+                # earlier versions recorded no attempts, and made the default number of them
+                vote = Vote(**{"attempts": 3, **cache.get(key)})
             more = vote.status == "unreadable" and vote.attempts < judge.unreadable_attempts
             if more or vote.status == "failed":
                 wanted[judge.shown_name][key] = problem, vote

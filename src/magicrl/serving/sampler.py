@@ -123,7 +123,7 @@ class Sampler:
         if room < most <= self.max_context:
             raise ValueError(
                 f"prompt and max_tokens need {most} tokens, and the server's cache of {_CACHE_MB} MiB holds {room} of "
-                "one sample; lower max_tokens"
+                f"one sample; {'lower max_tokens' if len(tokens) < room else 'shorten the prompt'}"
             )
         return Prompt(asked, [stop] if isinstance(stop, str) else stop or (), bool(request.get("prompt_logprobs")))
 

@@ -24,7 +24,7 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import ModelConfig
 from magicrl.config.schema import STAGE_SETTINGS, TrainConfig
 from magicrl.config.section import Section
-from magicrl.config.sft_schema import SftConfig
+from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
 from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
 from magicrl.data.sources import held_out_keys, load_parts, load_problems, source_place_of
@@ -100,6 +100,36 @@ class RunData:
         """Return one problem per environment, by the environment's name."""
         sets = (self.train, self.validation, *self.test.values())
         return {p.environment: p for problems in sets for p in problems if p.environment is not None}
+
+
+def _shown_to(model: Path) -> set[str]:
+    """Return the keys of problems whose solutions `magicrl sft` showed a model, and those that it started from."""
+    shown: set[str] = set()
+    seen: set[Path] = set()
+    while (record := model / RECORD).is_file() and record not in seen:
+        seen.add(record)
+        try:
+            found = json.loads(record.read_text(encoding="utf-8"))
+            recipe = SftConfig.model_validate(found["recipe"])
+            # The record may come from the hub, so it may name files, and nothing that is imported or fetched.
+            plain = [_plain_phase(phase) for phase in recipe.phases if phase.data is not None]
+            shown |= demonstrated_keys(recipe.model_copy(update={"phases": tuple(plain)}))
+            model = Path(found.get("started_from") or "")
+        except (ValueError, LookupError, TypeError, OSError) as error:
+            _log.warning(
+                "start.model: the data that %s names cannot be read (%s), so nothing shows whether the model was "
+                "trained on test problems",
+                *(record, error),
+            )
+    return shown
+
+
+def _plain_phase(phase: SftPhaseConfig) -> SftPhaseConfig:
+    data = phase.data
+    if data is None or data.path is None:
+        raise ValueError("only files are read")
+    kept = SourceConfig(path=data.path, split=data.split, count=data.count, fields=data.fields, template=data.template)
+    return phase.model_copy(update={"data": kept})
 
 
 def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
@@ -294,17 +324,8 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             name = base = config.start.model
             # With a cluster the ranks read the weights, so the files' headers suffice here.
             policy = load_policy(name, device=device) if here else load_shell(name)
-        record = find_model(name) / RECORD  # of `magicrl sft`
-        try:
-            if record.is_file():
-                made = json.loads(record.read_text(encoding="utf-8"))["recipe"]
-                shown = demonstrated_keys(SftConfig.model_validate(made))
-        except (ValueError, LookupError, TypeError, OSError) as error:
-            _log.warning(
-                "start.model: the data that %s names cannot be read (%s), so nothing shows whether %s was trained on "
-                "test problems",
-                *(record, error, name),
-            )
+        if config.data.test or config.data.validation or config.data.holdout:
+            shown = _shown_to(find_model(name))
         if here:
             # The learner checks this too, but only after the run has started.
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
@@ -356,6 +377,10 @@ def _check_model(config: TrainConfig, policy: LoadedModel, base: str, device: to
         except ValueError as error:
             raise RecipeError(str(error), key=key) from error
     lora = None if config.model.lora is None else fitted(config.model.lora, policy.model)
+    if lora is not None and config.model.lora is not None and lora != config.model.lora:
+        missing = ", ".join(name for name in config.model.lora.target_modules if name not in lora.target_modules)
+        adapted = ", ".join(lora.target_modules)
+        _log.warning("model.lora.target_modules: this model lacks %s. Only %s get adapters", missing, adapted)
     if lora is not None and lora.start is not None:
         with under("model.lora.start"):
             check_adapters(Path(lora.start), lora, base)
@@ -544,10 +569,11 @@ def _warn_of_unused_settings(config: TrainConfig) -> None:
         if _stated(stage.transition, "rule", "window") and stage.transition.rule == "converged" and looks < window:
             _log.warning(
                 "stages.%d.transition: no effect, since the rule looks after %d measurements and the stage has at most "
-                "%d. Lower its window or evaluation.every",
+                "%d%s",
                 number,
                 window,
                 looks,
+                ". Lower evaluation.every" if validated and evaluation.every > 1 else "",
             )
     adapts = any(stage.transition.rule == "converged" for stage in config.stages)
     if adapts and not validated and config.data.sampler in ("difficulty", "short_first"):

@@ -252,6 +252,9 @@ def test_results_of_another_run_are_not_those_of_this_one(
         "step-000002 is not compared: its results are of another checkpoint, or an unknown one"
         in capsys.readouterr().out
     )
+    (output / "step-000002" / "checkpoint.json").unlink()
+    evaluated(finished)
+    assert "is not compared" not in capsys.readouterr().out, "an earlier version made them, and nothing else is left"
 
 
 def test_a_shard_visits_each_checkpoint_once_and_keeps_the_copies_of_others(

@@ -173,9 +173,8 @@ def test_truncation_rule_needs_a_whole_window_below():
     resumed = TruncationRule(below=0.05, window=3)
     resumed.restore(json.loads(json.dumps(rule.state())))
     assert resumed.observe(0.01)
-    for below in (0, 1.5):
-        with pytest.raises(ValueError, match=f"got {below}"):
-            TruncationRule(below=below, window=3)
+    with pytest.raises(ValueError, match=r"1\.5"):
+        TruncationRule(below=1.5, window=3)
 
 
 RECORDED_RUNS = json.loads((Path(__file__).parent / "recorded_curves.json").read_text())["runs"]

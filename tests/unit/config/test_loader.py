@@ -226,6 +226,8 @@ def test_the_order_of_overrides_decides_nothing(tmp_path: Path) -> None:
     for overrides in (given, given[::-1]):
         data = load_train_recipe(recipe, overrides).data
         assert (data.holdout, data.train[0].verifier, data.train[0].template) == (7, "exact", "{prompt}!")
+    named = ["data.test.aime-24={path='problems.parquet'}", "reward=exact"]
+    assert load_train_recipe(recipe, named[::-1]).data.test["aime-24"].verifier == "exact"
     sources = ["reward=exact", "data.train=[{path='problems.parquet'}]", "data.train.0.verifier=code"]
     for overrides in (sources, [sources[1], sources[2], sources[0]]):
         assert load_train_recipe(recipe, overrides).data.train[0].verifier == "code"

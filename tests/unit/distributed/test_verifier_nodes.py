@@ -64,10 +64,11 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> VerifierNodes:
 
 def test_an_actor_that_gives_no_sign_is_replaced(scripted: VerifierNodes) -> None:
     """Let a reward hang in the actors' process: it costs its response, and no other of this step or a later one."""
-    hung = scripted.submit(problem(), ["stuck"])
+    hung = scripted.submit(problem(), ["stuck", "1", "1", "1"])
     first = scripted._places[0].actor
     other = scripted.submit(problem(), ["1", "1"])  # one of them waits behind it
-    (stuck,) = scripted.result(hung)
+    stuck, *others = scripted.result(hung)
+    assert all(verdict.correct for verdict in others)
     assert stuck.status == "worker_lost"
     assert "no verdict within" in stuck.reason
     assert first.killed

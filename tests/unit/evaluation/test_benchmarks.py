@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from builders import write_lines
 
@@ -25,7 +26,7 @@ from magicrl.commands.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.data import code_records
 from magicrl.data.code_records import before_stub, unwrapped_text
-from magicrl.evaluation.benchmarks import known_benchmarks, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import known_benchmarks, load_benchmark, load_benchmarks, parse_asked
 from magicrl.evaluation.options import FILTERS, arguments
 from magicrl.records import Problem
 from magicrl.registry import BUILTINS, resolve
@@ -196,19 +197,23 @@ def test_bounds_of_filters(given: dict[str, Any], message: str) -> None:
         arguments(**given)
 
 
+def test_whole_numbers_of_numpy_are_whole_numbers() -> None:
+    found = arguments(limit=np.int64(2))
+    assert type(found.limit) is int
+
+
 def test_a_window_needs_problems_with_a_day(tmp_path: Path) -> None:
     plain = write_lines(tmp_path / "plain.jsonl", [{"problem": "1+1?", "answer": 2, "date": "2020-01-01"}])
-    with pytest.raises(RecipeError, match=r"benchmark plain: no problem has a day that --window 2024-08-01\.\. could"):
-        load(str(plain), window="2024-08-01..")
+    with pytest.raises(RecipeError, match=r"no problem of plain has a day that --window 2024-08-01\.\. could"):
+        load_benchmarks(arguments(benchmarks=[str(plain)], window="2024-08-01.."))
     assert load_benchmark(parse_asked(f"livecodebench={plain}"), arguments()).facts["window"] is None
     dated = write_lines(tmp_path / "dated.jsonl", [live("a", "2024-08-01", "stdin", CASES)])
     assert load_benchmark(parse_asked(str(dated)), arguments(window="2024-08-01..")).facts["window"] == [
         "2024-08-01",
         None,
     ]
-    pytest.importorskip("reasoning_gym")
-    with pytest.raises(RecipeError, match="benchmark reasoning_gym-leg_counting: no problem has a day"):
-        load("reasoning_gym/leg_counting", window="2024-08-01..")
+    both = load_benchmarks(arguments(benchmarks=[str(plain), str(dated)], window="2024-08-01.."))
+    assert [one.facts["window"] for one in both] == [None, ["2024-08-01", None]], "it selects of those that have days"
 
 
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:

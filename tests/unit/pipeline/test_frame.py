@@ -138,12 +138,22 @@ def test_what_is_made_again_is_unfinished_until_its_end(
     state = run.output / "sources" / "a" / "source.json"
     assert state.is_file()
 
-    def entry(*_: Any) -> Any:
-        raise KeyboardInterrupt
+    changed = {**pipeline, "sources": [{"path": "a.jsonl", "template": "{prompt}!"}, *pipeline["sources"][1:]]}
+    monkeypatch.setattr(import_source, "PART_ROWS", 1)
+    read, entry = [], EntryReader.entry
 
-    monkeypatch.setattr(EntryReader, "entry", entry)
+    def stops(*given: Any) -> Any:
+        read.append(given)
+        if len(read) in (1, 3):
+            raise KeyboardInterrupt
+        return entry(*given)
+
+    monkeypatch.setattr(EntryReader, "entry", stops)
     with pytest.raises(KeyboardInterrupt):
-        run({**pipeline, "sources": [{"path": "a.jsonl", "template": "{prompt}!"}, *pipeline["sources"][1:]]})
+        run(changed)
+    assert state.is_file(), "nothing has changed yet"
+    with pytest.raises(KeyboardInterrupt):
+        run(changed)
     assert not state.exists()
 
 

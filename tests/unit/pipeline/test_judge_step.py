@@ -63,7 +63,7 @@ def test_the_shown_bound_counts_all_attempts_and_flawed_problems_and_failed_vote
     with serving(answer) as server:
         tree = pipeline(server.url)
         tree["steps"][0]["flawed"] = True
-        tree["steps"][0]["settings"]["judges"][0] |= {"unreadable_attempts": 2, "max_tokens": 100}
+        tree["steps"][0]["settings"]["judges"][0] |= {"unreadable_attempts": 2, "max_tokens": 100, "concurrency": 1}
         run(tree, Notes())
     # 4 votes on 3 problems and on 6 flawed ones, and 2 requests of 100 tokens for each
     assert [note for note in notes if "judge judge: 36 votes to ask for" in note and "and 7200 out" in note]

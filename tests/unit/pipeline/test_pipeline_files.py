@@ -100,8 +100,8 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
 ) -> None:
     texts = [
         "Ann has 3 red apples and eats one. How many are left?",
-        "\x1bc\u202eWhat is 1 + 1?",
-        "Name the third odd prime number.",
+        "What is 1 + 1?",
+        "Name the \x1bc\u202ethird odd prime number.",
     ]
     rows = [{"question": texts[place // 2], "answer": f"#### {place}"} for place in range(6)]
     path = write_rows("g.jsonl", rows)
@@ -126,9 +126,9 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
     assert command("stats", four) == 0
     assert "01-mix" in capsys.readouterr().out
     assert command("stats", three, "--problem", "gsm8k/gsm8k-2") == 0
-    said = capsys.readouterr().out
-    assert "dropped: in test set t" in said
-    assert "\n␛c⟨U+202E⟩What is 1 + 1?\n" in said, "a terminal would act on the characters themselves"
+    assert "dropped: in test set t" in capsys.readouterr().out
+    assert command("stats", three, "--problem", "gsm8k/gsm8k-4") == 0
+    assert "\nName the ␛c⟨U+202E⟩third odd" in capsys.readouterr().out, "a terminal would act on them"
     assert command("import", "--list") == 0
     assert "fixture" in capsys.readouterr().out
 

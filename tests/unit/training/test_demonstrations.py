@@ -190,9 +190,17 @@ def test_a_start_model_remembers_what_it_was_shown(folder: Path, caplog: pytest.
     with pytest.raises(RecipeError, match=r"start\.model: its worked solutions show 2 of the 2 problems"):
         check("all")
     assert "cannot be read" not in caplog.text
-    (folder / "solved.jsonl").unlink()
+    run_sft(recipe(folder, "phases.0.steps=1", f"model.folder={folder / 'all'}"), folder / "later")
+    with pytest.raises(RecipeError, match="2 of the 2 problems"):
+        check("later")
+    record = json.loads((folder / "all" / "sft.json").read_text())
+    record["recipe"]["phases"][0]["data"] = {"source": "os:abort"}
+    (folder / "all" / "sft.json").write_text(json.dumps(record))
     check("all")
-    assert "sft.json names cannot be read" in caplog.text
+    assert "sft.json names cannot be read (only files are read)" in caplog.text
+    (folder / "solved.jsonl").unlink()
+    check("apart")
+    assert caplog.text.count("cannot be read") == 2
 
 
 def test_refusals(folder: Path) -> None:

@@ -329,6 +329,14 @@ def test_the_first_of_two_references_counts(tmp_path: Path, caplog: pytest.LogCa
     assert "1 of 4 problems have the prompt of an earlier one and other references ('own-0' and 'own-3'" in caplog.text
 
 
+def test_layers_without_adapters_are_named(
+    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(start_checks, "fitted", lambda lora, _: lora.model_copy(update={"target_modules": ("o_proj",)}))
+    check(recipe, tmp_path / "run", "model.lora={rank=2, target_modules=['q_proj', 'o_proj']}")
+    assert "model.lora.target_modules: this model lacks q_proj. Only o_proj get adapters" in caplog.text
+
+
 def test_long_prompts_are_dropped_from_the_holdout_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     rows = [{"problem": text + " long" * (n % 3 == 0), "answer": "1"} for n, text in enumerate(ASKED)]
     data = load(tmp_path, rows, "data.holdout=30", "data.overlong_prompts=drop")

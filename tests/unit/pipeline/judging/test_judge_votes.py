@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 from collections import Counter
@@ -201,6 +202,9 @@ def test_a_judge_that_answers_nonsense_decides_nothing(tmp_path: Path) -> None:
         assert {vote.status for one in found for vote in one.votes} == {"unreadable"}
         assert "The answer is 4" in found[0].votes[0].reasons
         assert len(server.asked) == 3 * 2 * 3  # unreadable_attempts
+        for file in tmp_path.glob("*.jsonl"):  # as earlier versions wrote them
+            file.write_text(re.sub(r', ?"attempts": ?\d+', "", file.read_text()))
+        assert votes_missing(PROBLEMS, judging(server, votes=2), folder=tmp_path) == {"a": 0}
         assert len({body["seed"] for body in server.asked}) == 18
         assert found[0].votes[0].completion_tokens == 30
         assert not ask(judging(server, votes=2, undecided="drop"), tmp_path)[0].keep
@@ -222,7 +226,8 @@ def test_a_problem_that_the_server_refuses_is_a_failed_vote(tmp_path: Path) -> N
         assert [vote.status for vote in alone[0].votes] == ["failed"] * 4
         asked = len(server.asked)
         ask(judging(server), tmp_path)
-        assert len(server.asked) == asked + 4, "the server may have been repaired"
+        again = [body for body in server.asked[asked:] if PROBLEMS[1].text in body["messages"][0]["content"]]
+        assert len(again) == 4, "the server may have been repaired"
 
 
 def test_a_server_that_refuses_everything_is_an_error(tmp_path: Path) -> None:
