@@ -96,6 +96,13 @@ def test_rows_of_another_trl_reward_are_none_and_parts_of_a_message_are_its_text
     call = {"role": "assistant", "tool_calls": [{"function": {"name": "add"}}]}
     used = [call, {"role": "tool", "content": 5}, {"role": "assistant", "content": r"\boxed{5}"}]
     assert reward(completions=[used, [call]], prompts=[[*used[::2]], "?"], answer=np.array(["5", "5"])) == [1.0, 0.0]
+    several = reward_function("maths + exact", workers=1)
+    assert several(completions=[r"\boxed{5}"] * 2, answer=["5", None]) == [1.0, None]
+    with pytest.raises(ValueError, match="no column 'answer'"):
+        several(completions=["5"])
+    # pandas makes decimals of integers in a column with a gap
+    exact = reward_function("exact", workers=1)
+    assert exact(completions=[r"\boxed{51}"] * 4, answer=[51.0, 51, 51.5, "51"]) == [1.0, 1.0, 0.0, 1.0]
     with pytest.raises(ValueError, match="answer holds 1 answers for 2 completions"):
         reward(completions=["5", "5"], answer=["5"])
     with pytest.raises(TypeError, match="must be text or a list of parts, got 5"):
@@ -124,7 +131,15 @@ def test_a_verl_score_tells_tests_from_answers() -> None:
     assert compute_score("any", r"\boxed{5}", r"\frac{")["judged"] == 0.0
     doubled: dict[str, Any] = {"data_source": "any", "solution_str": "```python\ndef f(x): return 2 * x\n```"}
     cases = ["assert f(1) == 2"]
-    for truth in (cases, json.dumps(cases), cases[0], repr({"fn_name": "f", "inputs": [[1]], "outputs": [2]})):
+    mixed = ["import math", "assert f(1) == math.isqrt(4)"]
+    for truth in (
+        cases,
+        json.dumps(cases),
+        cases[0],
+        mixed,
+        json.dumps(mixed),
+        repr({"fn_name": "f", "inputs": [[1]], "outputs": [2]}),
+    ):
         assert compute_score(**doubled, ground_truth=truth) == right
     with pytest.raises(ValueError, match="begins like tests, and is neither JSON nor Python"):
         compute_score("any", "3", '{"inputs": ["1"], "outputs": [')

@@ -49,6 +49,9 @@ def test_only_the_tail_of_a_huge_answer_is_read_but_its_tags_are_seen() -> None:
         (r"\boxed{1} then \boxed{2", "1"),  # truncated: the second is no box
         (r"\boxed{2", None),
         (r"\boxed{}5{}", ""),
+        (r"$\boxed{5}$. I put it in \boxed{} as asked.", "5"),
+        (r"\boxed{5}\boxed{ }", "5"),
+        (r"Use \boxed{}. \boxed{5}, no: \boxed{6}", "6"),
         (r"\boxed{x = \boxed{5}}", "x = {5}"),
         (r"\boxed{ \boxed{\fbox{5}} }", "5"),
         (r"\boxed{2\cdot\boxed{3}\\\fbox{5}}", r"2\cdot{3}\\{5}"),

@@ -105,6 +105,20 @@ def test_without_the_deciding_reward_or_any_weight_nothing_is_judged(file: Path)
     assert found[0].seconds == 3.0
 
 
+def test_a_metric_that_two_rewards_return_has_the_name_of_each() -> None:
+    def of(**metrics: float) -> Verdict:
+        return Verdict(outcome=Outcome.CORRECT, status="", score=1.0, metrics=metrics)
+
+    (found,) = joined("a.py:f + b.py:g", [[of(length=10, lines=2)], [of(length=99)]])
+    assert found.metrics == {"f_length": 10, "lines": 2, "g_length": 99}
+
+
+def test_several_rewards_need_a_reference_if_one_does() -> None:
+    assert verifier_spec("maths + exact").needs_reference
+    assert verifier_spec("judge + maths").needs_reference
+    assert not verifier_spec("judge + reasoning_gym").needs_reference
+
+
 def test_every_reward_checks_the_problem(file: Path) -> None:
     with pytest.raises(ValueError, match="requires the column 'level'"):
         verifier_spec(f"exact + {file}:needs_column").check_references(PROBLEM)

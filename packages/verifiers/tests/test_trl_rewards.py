@@ -99,6 +99,42 @@ def test_a_list_is_summed_and_none_is_no_opinion() -> None:
     assert verdicts[0].outcome is Outcome.NOT_JUDGED, "no function had an opinion"
 
 
+def test_a_response_without_a_score_is_the_only_one_that_is_not_judged() -> None:
+    def number(problem: Problem, response: str) -> float:
+        return 1.0 / float(response)
+
+    def brief(problem: Problem, response: str) -> float:
+        return float(len(response) < 2)
+
+    def inverse(completions: list[str], **columns: Any) -> list[float | None]:
+        return [
+            1.0 if text == "1" else {"2": None, "3": math.nan, "4": math.inf}.get(text, 0.0) for text in completions
+        ]
+
+    def outcomes(function: Any, *responses: str) -> list[Outcome]:
+        return [one.outcome for one in RewardFunction("own", function).judge(PROBLEM, responses)]
+
+    right, wrong, lost = Outcome.CORRECT, Outcome.WRONG, Outcome.NOT_JUDGED
+    assert outcomes(number, "1", "2", "0") == [right, wrong, lost]
+    assert outcomes([number, brief], "1", "2", "0") == [right, right, lost]
+    assert outcomes(inverse, "1", "2", "3", "4", "5") == [right, lost, lost, lost, wrong]
+    # no opinion of one function of several
+    assert outcomes([inverse, brief], "1", "2", "3", "4", "5") == [right, right, lost, lost, right]
+    place = f"test_trl_rewards.py, line {number.__code__.co_firstlineno + 1}"
+    verdict = RewardFunction("own", [number, brief]).judge(PROBLEM, ["1", "0"])[1]
+    assert verdict.reason == f"ZeroDivisionError: float division by zero ({place})"
+
+
+def test_a_function_of_a_list_that_is_named_score_keeps_its_metric() -> None:
+    def score(problem: Problem, response: str) -> float:
+        return 0.25
+
+    def brief(problem: Problem, response: str) -> float:
+        return 0.5
+
+    assert judged([score, brief], "x") == [(0.75, {"score_0": 0.25, "brief": 0.5})]
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

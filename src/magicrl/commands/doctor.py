@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes.util
 import importlib.metadata
+import importlib.util
 import json as json_text
 import os
 import platform
@@ -52,6 +53,8 @@ EXTRAS = {
     "gym": 'reasoning-gym tasks (family = "reasoning_gym/TASK")',
 }
 """Purpose of each optional extra, without those that only developers need."""
+MODULES_OF_PROGRAMS = ("numpy", "sortedcontainers")
+"""Packages that programs for contests import, since their judges have them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FREE_DISK = (1 * GIB, 5 * GIB)
 """Free bytes below which a run cannot be stored, and below which a run of a small language model may fill the disk."""
@@ -157,6 +160,9 @@ def examine() -> Iterator[Finding]:
     if platform.system() == "Linux":
         yield allocator()
     yield _sandbox()
+    if missing := [name for name in MODULES_OF_PROGRAMS if importlib.util.find_spec(name) is None]:
+        told = f"not installed: {', '.join(missing)}. A right program that imports one is judged wrong"
+        yield Finding("modules of programs", "warning", told, f"pip install {' '.join(missing)}")
     yield _packages()
     yield from (_extra(name) for name in EXTRAS)
     yield _browser()

@@ -143,7 +143,7 @@ class FirstLook:
         self.engine: InProcessEngine = in_process_engine(policy, encoder.decode, settings)
         self.engine.load_weights(dict(policy.model.named_parameters()), 0)
         # An answer is sampled once and read in both ways. A reward function reads the whole answer: it is called once.
-        self._reads = verifier != "code" and verifier_spec(verifier).reads_extract
+        self._reads = verifier_spec(verifier).reads_extract
         reads = READS if self._reads else READS[:1]
         self._judges = {extract: VerifierConfig(extract=extract, reasoning=reasoning).pool() for extract in reads}
         for judge in self._judges.values():

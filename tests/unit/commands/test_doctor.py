@@ -126,6 +126,15 @@ def test_a_sandbox_that_refuses_is_a_warning_with_what_works(monkeypatch: pytest
     assert "5.13" in found.remedy
 
 
+def test_modules_that_judged_programs_import_are_named_where_they_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MODULES_OF_PROGRAMS", ("json", "no_such_a", "no_such_b"))
+    found = next(finding for finding in doctor.examine() if finding.what == "modules of programs")
+    assert (found.status, found.remedy) == ("warning", "pip install no_such_a no_such_b")
+    assert found.text.startswith("not installed: no_such_a, no_such_b.")
+    monkeypatch.setattr(doctor, "MODULES_OF_PROGRAMS", ("json",))
+    assert all(finding.what != "modules of programs" for finding in doctor.examine())
+
+
 def test_the_text_and_its_status(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [Finding("a", "ok", "1"), Finding("b", "trouble", "[2]", "do this")]
     monkeypatch.setattr(doctor, "examine", lambda: iter(rows))

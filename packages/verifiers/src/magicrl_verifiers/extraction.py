@@ -47,13 +47,21 @@ _JOINT = re.compile(
     r"alternatively|either|both){0,40}",
     re.DOTALL,
 )
+_NAME = re.compile(
+    r"(?:(?:^|[\n$,;:.(\[&])\s*|(?<![\\A-Za-z])[A-Za-z]{2,}\s+)([A-Za-z](?:_(?:\w|\{\w{1,3}\}))?)\s*=[\s$]*\Z"
+)
+"""A name before a box: ``x = \\boxed{2}``."""
+_MAX_NAME = 40
 _MAX_JOINT_CHARS = 4000
 _MAX_BETWEEN = 60
 _MAX_JOINT = 20
 
 
 def _boxes(text: str) -> list[tuple[int, int, int]]:
-    """Closed boxes in the order of their ends: where the command, the content and the closing brace begin."""
+    """Closed boxes in the order of their ends: where the command, the content and the closing brace begin.
+
+    Empty ones are left out if there are others: ``\\boxed{}`` names the command.
+    """
     stack: list[tuple[int, int] | None] = []
     found: list[tuple[int, int, int]] = []
     for token in _TOKEN.finditer(text):
@@ -67,7 +75,7 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
             opened = stack.pop()
             if opened is not None:
                 found.append((*opened, token.start()))
-    return found
+    return [one for one in found if text[one[1] : one[2]].strip()] or found
 
 
 def last_box(text: str) -> str | None:
@@ -110,8 +118,10 @@ def marked_answer(text: str) -> str | None:
     return ", ".join(joint_boxes(text) or ()) or last_box(text)
 
 
-def joint_boxes(text: str) -> tuple[str, ...] | None:
+def joint_boxes(text: str, *, named: bool = False) -> tuple[str, ...] | None:
     r"""Return the last boxes of a text when nothing but ``and``, ``or`` or commas is between them; None if it is one.
+
+    With ``named`` each may also have a name, which becomes part of it: ``x=2`` of ``x = \boxed{2}``.
 
     Example:
         >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")
@@ -123,8 +133,10 @@ def joint_boxes(text: str) -> tuple[str, ...] | None:
     for command, start, end in reversed(_boxes(text)):
         if before is not None and (before - end > _MAX_BETWEEN or not _JOINT.fullmatch(text, end + 1, before)):
             break
-        run.append(text[start:end].strip())
-        before = command
+        content, before = text[start:end].strip(), command
+        if named and (name := _NAME.search(text, max(0, command - _MAX_NAME), command)) is not None:
+            content, before = content if "=" in content else f"{name[1]}={content}", name.start(1)
+        run.append(content)
     return tuple(reversed(run)) if 1 < len(run) <= _MAX_JOINT else None
 
 

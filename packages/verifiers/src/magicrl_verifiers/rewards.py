@@ -175,9 +175,8 @@ class RewardFunction:
                     if task is not None and task.cancelling():
                         raise  # the limit, or the end of the pool
                     returned = error
-                except BaseException as error:
-                    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                        raise
+                except BaseException as error:  # noqa: BLE001 - as in `judge`
+                    _reraise_interrupt(error)
                     returned = error
         except TimeoutError:
             return TimeoutError(f"no score within {limit:g} s")
@@ -196,18 +195,26 @@ class RewardFunction:
         return [(1, (problem, response)) for response in responses]
 
     def _verdicts(self, problem: Problem, count: int, returned: Any, seconds: float) -> list[Verdict]:
+        scores: list[Any] = [returned] * count
+        if self.settings.batched and not isinstance(returned, BaseException):
+            try:
+                scores = batch_scores(returned, count)
+            except BaseException as error:  # noqa: BLE001 - iterating over a user's object may raise as well
+                _reraise_interrupt(error)
+                scores = [error] * count
+        return [self._judged(problem, score, seconds / max(1, count)) for score in scores]
+
+    def _judged(self, problem: Problem, score: Any, seconds: float) -> Verdict:
+        """Return the verdict for one score, or for the exception that is in its place."""
         try:
-            if not isinstance(returned, BaseException):
-                # inside the try: iterating over what a user's code returned may raise as well
-                scores = batch_scores(returned, count) if self.settings.batched else [returned]
-                return [self._verdict(score, seconds / max(1, count)) for score in scores]
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
-                raise
-            returned = error
-        place = place_of(returned)
-        reason = f"{type(returned).__name__}: {returned}"[: MAX_REASON - len(place)] + place
-        return [self.failed(problem, reason, seconds)] * count
+            if not isinstance(score, BaseException):
+                return self._verdict(score, seconds)
+        except BaseException as error:  # noqa: BLE001 - as in `judge`
+            _reraise_interrupt(error)
+            score = error
+        place = place_of(score)
+        reason = f"{type(score).__name__}: {score}"[: MAX_REASON - len(place)] + place
+        return self.failed(problem, reason, seconds)
 
     def _verdict(self, returned: Any, seconds: float) -> Verdict:
         """Return the verdict for one returned score; raise TypeError or ValueError if it is no score."""
@@ -238,6 +245,11 @@ class RewardFunction:
     def failed(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
         """Return the verdict where there is no score, and log the first failure of its kind."""
         return self._failures.verdict(problem, reason, seconds)
+
+
+def _reraise_interrupt(error: BaseException) -> None:
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise error
 
 
 class Failures:
@@ -410,7 +422,8 @@ def batch_scores(returned: Any, count: int) -> list[Any]:
 class SummedRewards:
     """Several reward functions as one: the sum of their scores, with each score as a metric.
 
-    A function that returns None for a response has no opinion on it, as in TRL, and is left out of the sum.
+    A function that returns None for a response has no opinion on it, as in TRL, and is left out of the sum. A response
+    for which one raises has an exception in the place of its score.
 
     Args:
         functions: functions of either signature.
@@ -439,7 +452,9 @@ class SummedRewards:
                     f"reward {names[place]}: {', '.join(own)} would have no effect in a list. Leave them out, or "
                     f"name the functions as 'FILE.py:{names[0]} + FILE.py:...', whose weighted mean is the reward"
                 )
-        self._names = [name if names.count(name) == 1 else f"{name}_{place}" for place, name in enumerate(names)]
+        # "score" is the key of the sum
+        once = [name for name in names if names.count(name) == 1 and name != "score"]
+        self._names = [name if name in once else f"{name}_{place}" for place, name in enumerate(names)]
         self.__name__ = "+".join(self._names)
 
     def check(self, problem: Problem) -> None:
@@ -452,18 +467,28 @@ class SummedRewards:
         columns = [self._scores(part, problems, responses) for part in self._parts]
         found: list[Any] = []
         for row in zip(*columns, strict=True):
+            failed = next((one for one in row if isinstance(one, BaseException)), None)
+            if failed is not None:
+                found.append(failed)
+                continue
             known = {name: score for name, score in zip(self._names, row, strict=True) if score is not None}
             total = math.fsum(known.values()) if known else None
             found.append(None if total is None else {**known, "score": total})
         return found
 
-    def _scores(self, part: Any, problems: Sequence[Problem], responses: Sequence[str]) -> list[float | None]:
-        if getattr(part, "batched", False):
-            returned = batch_scores(part(problems, responses), len(responses))
-        else:
-            returned = [part(problem, response) for problem, response in zip(problems, responses, strict=True)]
-        scores = [one["score"] if isinstance(one, Mapping) else one for one in returned]
-        return [None if score is None else float(score) for score in scores]
+    def _scores(self, part: Any, problems: Sequence[Problem], responses: Sequence[str]) -> list[Any]:
+        batched = getattr(part, "batched", False)
+        given = batch_scores(part(problems, responses), len(responses)) if batched else responses
+        found: list[Any] = []
+        for problem, one in zip(problems, given, strict=True):
+            try:
+                score = one if batched else part(problem, one)
+                score = score["score"] if isinstance(score, Mapping) else score
+                found.append(None if score is None else number("score", score))
+            except BaseException as error:  # noqa: BLE001 - as in `RewardFunction.judge`
+                _reraise_interrupt(error)
+                found.append(error)
+        return found
 
 
 # --- where it is called ---------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -82,6 +83,7 @@ def joined(reference: str, columns: Sequence[Sequence[Verdict]]) -> list[Verdict
     terms = reward_terms(reference)
     names = short_names(terms)
     found: list[Verdict] = []
+    used = Counter(metric for column in columns for metric in {name for v in column for name in v.metrics})
     for verdicts in zip(*columns, strict=True):
         scores = [None if v.outcome is Outcome.NOT_JUDGED else v.reward for v in verdicts]
         pairs = [(weight, score) for (_, weight), score in zip(terms, scores, strict=True) if score is not None]
@@ -93,7 +95,11 @@ def joined(reference: str, columns: Sequence[Sequence[Verdict]]) -> list[Verdict
                 base,
                 score=math.fsum(weight * score for weight, score in pairs) / total if total > 0 else None,
                 parts={name: (weight, s) for name, (_, weight), s in zip(names, terms, scores, strict=True)},
-                metrics={name: number for v in verdicts for name, number in v.metrics.items()},
+                metrics={
+                    metric if used[metric] == 1 else f"{name}_{metric}": number
+                    for name, v in zip(names, verdicts, strict=True)
+                    for metric, number in v.metrics.items()
+                },
                 reason=base.reason or failed.reason,
                 seconds=math.fsum(v.seconds for v in verdicts),
             )

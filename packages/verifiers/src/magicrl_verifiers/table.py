@@ -104,8 +104,8 @@ def _check_entry(problem: Problem) -> None:
 
 EXACT = VerifierSpec(name="exact", in_process=_exact)
 MATHS = VerifierSpec(name="maths", protocol=_maths)
-CODE = VerifierSpec(name="code", protocol=_code)
-JUDGE = VerifierSpec(name="judge", served=_judge, needs_reference=False)
+CODE = VerifierSpec(name="code", protocol=_code, reads_extract=False)
+JUDGE = VerifierSpec(name="judge", served=_judge, needs_reference=False, reads_extract=False)
 REASONING_GYM = VerifierSpec(
     name="reasoning_gym", protocol=_reasoning_gym, needs_reference=False, check_problem=_check_entry
 )
@@ -126,8 +126,8 @@ def verifier_spec(name: str) -> VerifierSpec:
     names = [part for part, _ in reward_terms(name)]
     if len(names) > 1:
         parts = tuple(map(verifier_spec, names))
-        reads = any(part.reads_extract for part in parts)
-        return VerifierSpec(name=name, parts=parts, needs_reference=False, reads_extract=reads)
+        needs, reads = (any(getattr(part, name) for part in parts) for name in ("needs_reference", "reads_extract"))
+        return VerifierSpec(name=name, parts=parts, needs_reference=needs, reads_extract=reads)
     (name,) = names
     found = resolve_reference("reward", name, VERIFIERS)
     return found if isinstance(found, VerifierSpec) else function_spec(name, found)

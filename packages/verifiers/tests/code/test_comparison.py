@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,19 @@ def test_text_of_either_case_and_by_lines() -> None:
 )
 def test_values(found: Any, wanted: Any, tolerance: float | None, strict: bool, same: bool) -> None:
     assert same_result(found, wanted, tolerance, strict=strict) is same
+
+
+def test_a_range_of_a_program_is_read_as_far_as_the_expected_list_is_long() -> None:
+    tracemalloc.start()
+    try:
+        for wanted in (5, None, "5", [], [0, 1, 2]):
+            assert not same_result(range(10**7), wanted, None, strict=False)
+            assert not same_result([range(10**7)], [wanted], 0.1, strict=False)
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    assert same_result(range(3), [0, 1, 2], None, strict=False)
+    assert not same_result(range(2), [0, 1, 2], None, strict=False)
 
 
 @pytest.mark.parametrize(
@@ -327,6 +341,13 @@ def test_checker_tools() -> None:
         ("   ```python\nif a:\n  b\n   ```", "auto", "if a:\n  b\n"),
         ("```python\n  a\n```", "auto", "  a\n"),
         ("````python\n```\n````", "auto", "```\n"),
+        ("```python\n'''\n    ```\n    f()\n    ```\n'''\n```", "auto", "'''\n    ```\n    f()\n    ```\n'''\n"),
+        (
+            "```python\n'''\n    ```python\n    f()\n    ```\n'''\n```",
+            "auto",
+            "'''\n    ```python\n    f()\n    ```\n'''\n",
+        ),
+        ("```python\na\n   ```", "auto", "a\n"),
         ("no fence", "auto", None),
     ],
 )

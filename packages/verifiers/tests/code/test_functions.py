@@ -63,6 +63,15 @@ def status(judge: CodeJudge, program: str, tests: dict[str, object]) -> str:
         "    print(sum(pool.map(int, input().split())))",
         "import resource\nresource.setrlimit(resource.RLIMIT_STACK, resource.getrlimit(resource.RLIMIT_STACK))\n"
         "print(sum(map(int, input().split())))",
+        "import resource\nresource.setrlimit(resource.RLIMIT_STACK, (2**29, -1))\n"
+        "print(sum(map(int, input().split())))",
+        "import atexit, io, sys\nkept = io.StringIO()\nsys.stdout = kept\n"
+        "atexit.register(lambda: sys.__stdout__.write(kept.getvalue()))\nprint(sum(map(int, input().split())))",
+        "out = open(1, 'w')\nout.write(f'{sum(map(int, input().split()))}\\n')",
+        "import os\nout = os.fdopen(1, 'w')\nprint(sum(map(int, input().split())), file=out)",
+        "import os, sys\nclass Out:\n    text = ''\n    def write(self, text): self.text += text\n"
+        "    def flush(self):\n        os.write(1, self.text.encode())\n        self.text = ''\n"
+        "sys.stdout = Out()\nprint(sum(map(int, input().split())))",
         "import numpy as np\nprint(int(np.array(input().split(), dtype=int).sum()))",
     ],
 )
@@ -287,6 +296,12 @@ class Solution:
             head = ListNode(value, head)
         return head
 """
+    total = """
+class Solution:
+    def total(self, k, head: Optional[ListNode], *rest):
+        return k + head.val
+"""
+    assert correct(judge, total, {"fn_name": "total", "inputs": [[3, [1, 2]]], "outputs": [4]})
     assert correct(judge, merge, {"fn_name": "merge", "inputs": [[[[1, 4], [2, 3]]]], "outputs": [[1, 2, 3, 4]]})
 
 
@@ -297,8 +312,7 @@ def test_results_in_place(judge: CodeJudge) -> None:
     assert correct(judge, "def order(a):\n    a.sort()\n    return len(a)", {**tests, "in_place": 0})
     second = {**tests, "inputs": [[[0], [3, 1, 2]]]}
     assert correct(judge, "def order(a, b): b.sort()", second), "the first argument that changes"
-    for place in ({"in_place": 1}, {"compare": {"kind": "inplace", "arg": 1}}):
-        assert correct(judge, "def order(a, b):\n    b.sort()\n    a.append(1)", {**second, **place})
+    assert correct(judge, "def order(a, b):\n    b.sort()\n    a.append(1)", {**second, "in_place": 1})
     named = {**tests, "inputs": [{"b": [0], "a": [3, 1, 2]}]}
     assert correct(judge, "def order(a, b): a.sort()", named)
     assert correct(judge, "def order(a, b):\n    a.sort()\n    b.append(1)", {**named, "in_place": 1})

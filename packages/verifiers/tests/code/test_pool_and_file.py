@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ from magicrl_verifiers.batch import verify_code_file
 from magicrl_verifiers.cli import code
 from magicrl_verifiers.code.judge import CodeOptions, CodePool, CodeProtocol
 from magicrl_verifiers.code.sandbox import Limits
+from magicrl_verifiers.code.values import SLOTS
 from magicrl_verifiers.workers import Exhausted, Item
 
 from .conftest import judge_of
@@ -68,6 +70,27 @@ def test_items_survive_the_death_of_their_worker(pool: CodePool, until: Until) -
     until(lambda: len(worker.children(recursive=True)) > resting)  # the program runs
     os.kill(worker.pid, signal.SIGKILL)
     assert [verdict.status for verdict in pool.result(ticket)] == ["passed"] * 4
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("return range(3 * 10**8)", "wrong_answer"),
+        (f"os.write({SLOTS['result']}, b'[' + b'[],' * (32 << 20) + b'[]]')\n    os._exit(0)", "output_limit"),
+    ],
+)
+def test_a_result_that_stands_for_gigabytes_costs_the_judge_little(body: str, status: str) -> None:
+    judge_of("auto").close()
+    tests = {"fn_name": "f", "inputs": [[1]], "outputs": [5]}
+    item = Problem(id="m", prompt="", references=(json.dumps(tests),), verifier="code", source="test")
+    with CodePool(CodeOptions(limits=Limits(cpu_seconds=5.0, memory_mb=512))) as pool:
+        pool.warm_up()
+        (pid,) = pool.worker_pids
+        ticket = pool.submit(item, [f"import os\ndef f(n):\n    {body}\n"], bare=True)
+        assert [verdict.status for verdict in pool.result(ticket)] == [status]
+        peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        assert peak is not None
+        assert int(peak[1]) < 2 << 20  # two GiB; half of the second result is more
 
 
 def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:

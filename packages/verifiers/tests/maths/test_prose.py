@@ -226,3 +226,21 @@ def test_without_a_box_only_lenient_takes_an_answer() -> None:
 )
 def test_joint_boxes(text: str, boxes: tuple[str, ...] | None) -> None:
     assert joint_boxes(text) == boxes
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        (r"$x = \boxed{2}$ and $x = \boxed{3}$", ("x=2", "x=3")),
+        (r"so x_1 = $\boxed{2}$, x_{12} = $\boxed{3}$", ("x_1=2", "x_{12}=3")),
+        (r"$\boxed{x=2}$, $y=\boxed{y=3}$", ("x=2", "y=3")),
+        (r"$\boxed{1}$, $y=\boxed{3}$", ("1", "y=3")),
+        (r"$y + x = \boxed{4}$, $y = \boxed{3}$", ("4", "y=3")),  # x alone is not 4
+        (r"$x = \boxed{2}$ and $2y = \boxed{3}$", None),
+        (r"$\cos x = \boxed{1}$, $\sin x = \boxed{0}$", None),
+        (r"$x = \boxed{2}$. Wait, $x = \boxed{3}$", None),
+        (r"$x = \boxed{2}$", None),
+    ],
+)
+def test_joint_boxes_with_names(text: str, boxes: tuple[str, ...] | None) -> None:
+    assert joint_boxes(text, named=True) == boxes

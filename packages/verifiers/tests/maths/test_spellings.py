@@ -197,6 +197,32 @@ def test_several_boxes_are_one_list_only_for_a_reference_that_is_one() -> None:
     assert not VERIFIER.judge(["3, 7"], r"\boxed{3}, \boxed{5}, \boxed{7}").correct
 
 
+@pytest.mark.parametrize(
+    ("reference", "right", "wrong"),
+    [
+        ("2,3", r"$x = \boxed{2}$ and $x = \boxed{3}$", r"$x = \boxed{2}$ and $x = \boxed{4}$"),
+        ("2,3", r"$x_1 = \boxed{2}$, $x_2 = \boxed{3}$", r"$x_1 = \boxed{2}$, $x_2 = \boxed{3}$, $x_3 = \boxed{4}$"),
+        ("p=2,q=3", r"$p=\boxed{2}$, $q=\boxed{3}$", r"$p=\boxed{3}$, $q=\boxed{2}$"),
+        ("(2,3)", r"$\boxed{x=2}$ and $\boxed{y=3}$", r"$\boxed{x=3}$ and $\boxed{y=2}$"),
+        ("(2,3)", r"$x=\boxed{2}$, $y=\boxed{3}$", r"$x=\boxed{2}$, $x=\boxed{3}$"),
+        ("(2,3)", r"$x=\boxed{2}$, $y=\boxed{3}$", r"$\boxed{2}$ and $\boxed{3}$"),
+        (r"(-\infty,1)\cup(2,\infty)", r"$\boxed{x<1}$ or $\boxed{x>2}$", r"$\boxed{x<1}$ or $\boxed{x>3}$"),
+        (
+            r"(-\infty,1)\cup(2,\infty)",
+            r"$\boxed{x<1}$ or $\boxed{x>2}$",
+            r"$\boxed{x<1}$, $\boxed{x>2}$, $\boxed{x>4}$",
+        ),
+        ("2", r"$x=\boxed{3}$, no: $x=\boxed{2}$", r"$x=\boxed{2}$ or $x=\boxed{3}$"),
+        ("[2,3]", r"$\boxed{[2,3]}$", r"$a=\boxed{2}$, $b=\boxed{3}$"),
+    ],
+)
+def test_boxes_with_names_are_one_answer_only_where_it_has_as_many_parts(
+    reference: str, right: str, wrong: str
+) -> None:
+    assert VERIFIER.judge([reference], right).correct
+    assert not VERIFIER.judge([reference], wrong).correct
+
+
 def test_any_reference_will_do_and_words_say_who_decided() -> None:
     verdict = VERIFIER.judge(["7", r"\sqrt{2}"], r"\boxed{2^{1/2}}")
     assert (verdict.status, verdict.decided_by) == ("matched", "structure")

@@ -18,7 +18,7 @@ from typing import Any
 from magicrl_verifiers.batch import verify_code, verify_maths
 from magicrl_verifiers.records import Extract, Outcome, Reasoning
 
-_LIKE_TESTS = re.compile(r"""\s*(?:\{\s*["']\w+["']\s*:|\[\s*["']\s*assert )""")
+_LIKE_TESTS = re.compile(r"""\s*(?:\{\s*["']\w+["']\s*:|\[\s*["'](?:.*["']\s*,\s*["'])?\s*assert )""", re.DOTALL)
 
 
 def compute_score(
@@ -83,6 +83,8 @@ def _tests(ground_truth: Any) -> Mapping[str, Any] | None:
             raise ValueError(f"ground_truth begins like tests, and is neither JSON nor Python: {found!r:.60}")
     if isinstance(found, str) and found.lstrip().startswith("assert "):
         found = [found]
-    if isinstance(found, list | tuple) and found and all(str(one).lstrip().startswith("assert ") for one in found):
-        return {"assert_case": list(found)}
+    if isinstance(found, list | tuple):
+        asserts = [str(one).lstrip().startswith("assert ") for one in found]
+        if any(asserts):  # else one program, whose imports come first
+            return {"assert_case": list(found)} if all(asserts) else {"test_code": "\n".join(map(str, found))}
     return found if isinstance(found, Mapping) else None

@@ -71,6 +71,8 @@ class Client(Peer):
         called: how often something of the program's was used.
         missed: whether the tests looked for a name that the program does not define.
         gone: why the program is no more, or None.
+        classes: names that the tests use as classes: they read an attribute of what these made, or add two of them.
+        stops: whether the tests name ``StopIteration``.
     """
 
     def __init__(self, replies: int, calls: int, folder: str) -> None:
@@ -83,6 +85,8 @@ class Client(Peer):
         self._results: collections.deque[Any] = collections.deque(maxlen=_REMEMBERED)
         self._assigned: dict[tuple[str, str], Any] = {}
         self.gone: str | None = None
+        self.classes: set[str] = set()
+        self.stops = False
         self.first_use: Callable[[], None] = lambda: None
 
     def greet(self, namespace: Mapping[str, Any]) -> None:
@@ -136,6 +140,11 @@ class Client(Peer):
         """Return whether ``found`` is the last result, ``other`` an argument of that call, and they are two values."""
         result, given = self._last
         return found is result and any(other is one for one in given)
+
+    def may_see(self, maker: str, other: Any) -> bool:
+        """Return whether an operator of an object that ``maker`` made may show the program its other operand."""
+        gave = isinstance(other, tuple) and other != () and any(other is one for one in self._results)
+        return isinstance(other, ProgramObject) or gave or maker in self.classes
 
     def sent(self) -> Iterator[str | bytes]:
         """Yield the texts in the program's last results."""
@@ -229,6 +238,9 @@ class Client(Peer):
                     raised = made_error(reply.get("error"), self._decode, self._error_class)
                 except Exception as trouble:  # as in `_decode`
                     raise self._nonsense(str(trouble)) from trouble
+                # it would end a loop of the tests over `map(f, ...)` before its other checks
+                if isinstance(raised, StopIteration) and not self.stops and message.get("of") != {"operator": "next"}:
+                    raised = RuntimeError("the program raised StopIteration")
                 raise blamed_on_program(raised)
             return reply
 
@@ -388,28 +400,31 @@ class ProgramObject:
     # Something of the program's. The class has no docstring, since `__doc__` is the program's.
     #
     # An operator that shows the program a value of the tests' (``f(2) == 4``, ``3 in f(2)``) is left to the program
-    # only for objects that the tests made of a class, by a capitalised name (``Stack()``): else any result could claim
-    # to be right.
+    # only for objects of a class: made by a capitalised name of which the tests use attributes (``Stack().push``).
+    # Else any result could claim to be right.
 
     __doc__ = property(lambda self: self.__getattr__("__doc__"))  # pyright: ignore[reportAssignmentType]
     # no `__dict__`, so that `vars` and `__dict__` read the program's
-    __slots__ = ("__weakref__", "_client", "_name", "_own", "_target")
+    __slots__ = ("__weakref__", "_client", "_made_by", "_name", "_target")
     _client: Client
     _target: Mapping[str, Any]
     _name: str
-    _own: bool
+    _made_by: str
 
     def __init__(self, client: Client, target: Mapping[str, Any], name: str = "") -> None:
-        for attribute, value in (("_client", client), ("_target", target), ("_name", name), ("_own", False)):
+        for attribute, value in (("_client", client), ("_target", target), ("_name", name), ("_made_by", "")):
             object.__setattr__(self, attribute, value)
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         made = self._client.call(self._target, positional, named)
         if isinstance(made, ProgramObject) and self._name[:1].isupper() and self._name != "Solution":
-            object.__setattr__(made, "_own", True)
+            object.__setattr__(made, "_made_by", self._name)
         return made
 
     def __getattr__(self, name: str) -> Any:
+        made_by = self._made_by or self._name
+        if made_by and not name.startswith("__"):  # those that numpy and others look for
+            self._client.classes.add(made_by)
         return self._client.ask("get", self._target, attribute=name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -420,8 +435,8 @@ class ProgramObject:
 
     def __eq__(self, other: object) -> bool:
         ask = self._client.operate
-        # a value of the tests' is never shown: the result of a call equals none of them
-        if not (isinstance(other, ProgramObject) or self._own):
+        # a value of the tests' is not shown: the result of a call equals none of them
+        if not self._client.may_see(self._made_by, other):
             return False
         # an object that equals a stranger equals everything
         return ask("eq", self, other) is True and ask("eq", self, _STRANGER) is not True
@@ -433,7 +448,7 @@ class ProgramObject:
         return self._client.operate("truth", self) is True
 
     def __contains__(self, item: Any) -> bool:
-        if self._own or isinstance(item, ProgramObject):
+        if self._client.may_see(self._made_by, item):
             return self._client.operate("contains", self, item) is True
         # compared here, element by element: `in` would show the item to the program
         return any(item == one for one in self)
@@ -466,17 +481,22 @@ class ProgramObject:
 
 def is_named(remote: ProgramObject) -> bool:
     """Return whether tests got this by a name of the program's, or made it of a class; else a call returned it."""
-    return bool(remote._name) or remote._own  # pyright: ignore[reportPrivateUsage]
+    return bool(remote._name or remote._made_by)  # pyright: ignore[reportPrivateUsage]
 
 
 def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[..., Any]:
     """Return an operator that is left to the program; ``shows``: it would show its other operand to the program."""
 
     def operate(self: ProgramObject, *given: Any) -> Any:
-        if shows and not isinstance(given[0], ProgramObject) and not self._own:  # pyright: ignore[reportPrivateUsage]
+        client, made_by = self._client, self._made_by  # pyright: ignore[reportPrivateUsage]
+        if shows and not client.may_see(made_by, given[0]):
             raise TypeError(f"the program returned an object where a value was expected ({function})")
         operands = (*given, self) if turned else (self, *given)
-        return self._client.operate(function, *operands)  # pyright: ignore[reportPrivateUsage]
+        found = client.operate(function, *operands)
+        # (1, 2) + (3, 4) is an object again: two numbers would give a number
+        if shows and made_by and isinstance(found, ProgramObject) and isinstance(given[0], ProgramObject):
+            client.classes.add(made_by)
+        return found
 
     return operate
 

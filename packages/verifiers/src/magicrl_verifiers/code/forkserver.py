@@ -182,14 +182,16 @@ def _module(name: str, *, helpful: bool) -> dict[str, Any]:
     return namespace
 
 
-def _finish() -> None:
-    """Do what the interpreter does at its end: wait for threads, run exit handlers, flush."""
+def _finish(namespace: dict[str, Any]) -> None:
+    """Do what the interpreter does at its end: wait for threads, run exit handlers, flush, drop the program's names."""
     if threading.active_count() > 1:
         threading._shutdown()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None and not stream.closed:
-            stream.flush()
+    for names in (("stdout", "stderr"), ("__stdout__", "__stderr__")):
+        for stream in (getattr(sys, name, None) for name in names):
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        namespace.clear()  # closes open files, and so writes what they hold
 
 
 def _program(request: dict[str, Any]) -> None:
@@ -208,7 +210,7 @@ def _main(request: dict[str, Any], uncaught: int) -> int:
         status = _explain(error)
         if status == 1 and not isinstance(error, SystemExit):
             status = EXIT_CHECKER_BROKEN if uncaught != 1 and _own_mistake(error) else uncaught
-    _finish()
+    _finish(namespace)
     return status
 
 

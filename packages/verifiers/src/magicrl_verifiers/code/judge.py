@@ -11,6 +11,7 @@ import dataclasses
 import itertools
 import json
 import re
+import resource
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -82,6 +83,8 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
+        elif fence.start(1) - fence.start() > opened.start(1) - opened.start() + 3:
+            continue  # as in CommonMark: a line of the block, e.g. of a docstring
         # as in CommonMark: the closing fence is of the same sign, no shorter, and says nothing
         elif fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
             last = _unindented(text[opened.end() + 1 : fence.start()], opened.start(1) - opened.start())
@@ -624,13 +627,18 @@ class CodeHandler(RequestHandler):
     """One judge and the tests of the last request."""
 
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
-        self._judge = CodeJudge(TypeAdapter(CodeOptions).validate_python(hello))
+        options = TypeAdapter(CodeOptions).validate_python(hello)
+        self._judge = CodeJudge(options)
         try:
             self.greeting = {"tier": self._judge.sandbox.tier}
         except SandboxRefusal as error:
             raise Refused(str(error)) from error
         self._memory = psutil.Process()
         self._most = self._memory.memory_info().rss + _GROWTH_MB * 2**20
+        # a result in a few bytes may stand for gigabytes here; only the soft limit, since programs inherit the hard one
+        room = self._memory.memory_info().vms + ((options.limits.memory_mb + _GROWTH_MB) << 20)
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
         self._suite: Suite | None = None
         self._trouble = ""
 

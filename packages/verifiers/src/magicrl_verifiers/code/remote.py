@@ -167,7 +167,13 @@ def arguments_for(
     positional = [nodes.decode(item) for item in given["a"]]
     named = {name: nodes.decode(item) for name, item in given["k"].items()}
     notes: dict[str, Any] = getattr(function, "__annotations__", None) or {}
-    asked = [note for name, note in notes.items() if name != "return"]
+    inner: Any = function  # behind `functools.cache` and the like
+    while (next_one := getattr(inner, "__func__", None) or getattr(inner, "__wrapped__", None)) is not None:
+        inner = next_one
+    names = [name for name in notes if name != "return"]
+    if (code := getattr(inner, "__code__", None)) is not None:
+        names = code.co_varnames[isinstance(function, types.MethodType) : code.co_argcount]
+    asked = [notes.get(name, "") for name in names]
     shaped = [
         nodes.shaped(item, note)
         for item, note in itertools.zip_longest(positional, asked[: len(positional)], fillvalue="")

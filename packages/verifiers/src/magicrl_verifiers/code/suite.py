@@ -306,7 +306,7 @@ _INTERACTIVE = ("interactive", "interactor", "is_interactive")
 _PRELUDES = ("import_prefix", "prelude")
 _FORMS = (("inputs", "inputs_kw", "outputs"), ("test_code", "code"), ("assert_case",))
 """Fields of each form of tests."""
-_FIELDS = (*BESIDE, *_INTERACTIVE[1:], *sum(_FORMS, ()), "fn_name", "entry_point", *_PRELUDES, "compare")
+_FIELDS = (*BESIDE, *_INTERACTIVE[1:], *sum(_FORMS, ()), "fn_name", "entry_point", *_PRELUDES)
 
 
 def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
@@ -511,21 +511,12 @@ def _code_cases(code: str, entry: str | None) -> Sequence[Case]:
 
 
 def _comparison(tests: Mapping[str, Any], cases: Sequence[Case]) -> tuple[float | None, int | None]:
-    """Return ``float_tolerance`` and ``in_place``, also from the form ``compare: {kind, ...}``."""
-    fields = {name: tests.get(name) for name in ("float_tolerance", "in_place")}
-    compare = tests.get("compare")
-    if isinstance(compare, Mapping):
-        if compare.get("kind") == "float" and fields["float_tolerance"] is None:
-            fields["float_tolerance"] = compare.get("tol", compare.get("tolerance"))
-        if compare.get("kind") == "inplace" and fields["in_place"] is None:
-            fields["in_place"] = compare.get("arg", 0)
+    """Return ``float_tolerance`` and ``in_place``."""
     valid = "a finite number of at least 0"
-    tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and 0 <= v < math.inf, valid)
+    tolerance = _given(tests, "float_tolerance", lambda v: _is_number(v) and 0 <= v < math.inf, valid)
     counts = [len(case.positional) + len(case.named) for case in cases if isinstance(case, CallCase)]
     valid = "the index of an argument that every test has, counted from 0"
-    return tolerance, _given(
-        fields, "in_place", lambda v: type(v) is int and 0 <= v < min(counts, default=v + 1), valid
-    )
+    return tolerance, _given(tests, "in_place", lambda v: type(v) is int and 0 <= v < min(counts, default=v + 1), valid)
 
 
 def _given(tests: Mapping[str, Any], name: str, fits: Callable[[Any], bool], what: str) -> Any:

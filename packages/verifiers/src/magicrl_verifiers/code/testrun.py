@@ -16,6 +16,7 @@ import dis
 import errno
 import functools
 import inspect
+import marshal
 import operator
 import sys
 import threading
@@ -521,6 +522,7 @@ def run_tests(
         ``said``: held, wrong (an assertion or something like it failed), program (its exception, or its end) or broken
         (the test code's fault); ``reason``.
     """
+    client.stops = any(b"StopIteration" in marshal.dumps(code) for code in codes)
     namespace = TestNamespace(client, common)
     # test code imports the program under several names: all of them lead to the other process
     for name in PROGRAM_MODULES:

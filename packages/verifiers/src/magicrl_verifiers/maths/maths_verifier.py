@@ -15,7 +15,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from types import FrameType
 from typing import Any
 
@@ -26,7 +26,7 @@ from sympy.core.random import seed as seed_sympy
 
 from magicrl_verifiers.extraction import answer_part, joint_boxes, last_box, marked_answer
 from magicrl_verifiers.isolated import Progress
-from magicrl_verifiers.maths.answers import Brackets, Family, Quantity, Several, Shape, any_of
+from magicrl_verifiers.maths.answers import Brackets, Family, Named, Quantity, RealSet, Several, Shape, any_of
 from magicrl_verifiers.maths.comparison import same
 from magicrl_verifiers.maths.literals import (
     approximates_fraction,
@@ -271,10 +271,18 @@ def same_shape(reference: Shape, answer: Shape) -> bool | None:
 
 
 def same_list(reference: str, boxes: str, count: int) -> bool:
-    """Return whether several boxes together are a reference answer that is a list of as many answers."""
-    for left in readings(reference, trusted=True):
-        items = left.items if isinstance(left, Several) or (isinstance(left, Brackets) and left.opening == "{") else ()
-        if len(items) == count and any(same(left, right) is True for right in readings(boxes, trusted=False)):
+    """Return whether several boxes together are a reference answer that is a list of as many answers.
+
+    Parts of a union of intervals are answers, too, and so are coordinates to which the boxes give names.
+    """
+    for left, right in product(readings(reference, trusted=True), list(readings(boxes, trusted=False))):
+        items: Sequence[object] = ()
+        if isinstance(left, RealSet):
+            items = left.spans
+        elif isinstance(left, Several | Brackets):
+            names = {one.name for one in right.items if isinstance(one, Named)} if isinstance(right, Several) else ()
+            items = left.items if isinstance(left, Several) or left.opening == "{" or len(names) == count else ()
+        if len(items) == count and same(left, right) is True:
             return True
     return False
 
@@ -337,6 +345,11 @@ Step = Callable[[str, str], bool | None]
 """Step of the comparison of canonical texts: equal (True), surely different (False), undecided (None)."""
 
 _MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
+_LETTERED = re.compile(
+    r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J][).]\s*\}(?=.)|\([A-J]\)(?=[^(A-Za-z]|[A-Za-z]{3})"
+    r"|[A-J]\)(?=.)|[A-J]\.(?=[ \\])"
+)
+"""The letter of a choice and its meaning: ``(B) 15``, but not the product ``(D)(x+1)``."""
 _SMALL_CHOICE = re.compile(r"\(?(?P<letter>[a-j])\)?\.?")
 _CAPITALS = re.compile(r"(?<![A-Za-z\\])[A-J]|(?<=[A-J])[A-J]")
 _WRAPPED_CHOICE = re.compile(r"\(?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J]\)?\s*\}\)?")
@@ -402,10 +415,15 @@ def same_choice(reference: str, answer: str) -> bool | None:
     if several is not None:
         written = _CAPITALS.findall(reference)
         return True if several == choice_letters(answer) and sorted(written) == written else None
-    if len(reference) > 3 and not _WRAPPED_CHOICE.fullmatch(reference):
-        marked = _MARKED_CHOICE.match(reference)  # a letter and its meaning
-        return _same_marked(marked["letter"], reference[marked.end() :].strip(), answer) if marked else None
     asked, given = choice_letter(reference), choice_letter(answer)
+    if len(reference) > 3 and not _WRAPPED_CHOICE.fullmatch(reference):
+        if (marked := _MARKED_CHOICE.match(reference)) is not None:  # a letter and its meaning
+            return _same_marked(marked["letter"], reference[marked.end() :].strip(), answer)
+        asked = None
+    if asked is None and given is not None and _LETTERED.match(answer):
+        text = choice(answer)[1]  # the reference is the meaning only
+        steps = (same_string, same_rational, same_word, same_structure)
+        return True if any(step(reference, text) for step in steps) else None
     if asked is not None and (small := _SMALL_CHOICE.fullmatch(answer)):
         given = small["letter"].upper()  # c and (c) for C
     return None if asked is None or given is None else asked == given
@@ -486,10 +504,12 @@ class MathsVerifier:
                 reason = "the text denies or doubts its values"
             return make_verdict("no_answer", reason=reason, decided_by="extraction")
         pairs = [(reference, canonical_notation(close_braces(reference))) for reference in references]
-        joint = joint_boxes(part) if box is not None else None
+        joint, named = (joint_boxes(part, named=names) if box is not None else None for names in (False, True))
         try:
             with cpu_limit(STEPS_SECONDS):
-                verdict = self._by_steps(pairs, text) if joint is None else self._by_joint_boxes(pairs, joint)
+                verdict = None if named is None or named == joint else self._by_list(pairs, named)
+                if verdict is None:
+                    verdict = self._by_steps(pairs, text) if joint is None else self._by_joint_boxes(pairs, joint)
         except CpuAlarm:
             reason = f"the answer used up {STEPS_SECONDS:g} s of CPU time"
             return make_verdict("timeout", reason=reason, decided_by="structure", extracted=text)
@@ -523,14 +543,21 @@ class MathsVerifier:
             return make_verdict("mismatch", decided_by="string", reason="too long to be read", extracted=text)
         return None
 
-    def _by_joint_boxes(self, pairs: list[tuple[str, str]], boxes: tuple[str, ...]) -> Verdict:
-        """Judge several boxes in a row: the reference is a list of as many answers, or each box is right."""
+    def _by_list(self, pairs: list[tuple[str, str]], boxes: tuple[str, ...]) -> Verdict | None:
+        """Return "matched" if a reference is a list of as many answers as there are boxes, and they give them."""
         text = ", ".join(boxes)
         spelled = canonical_notation(text)
         lists = [reference for _, reference in pairs if _MAY_BE_LIST.search(reference)]
         short = len(spelled) <= MAX_PARSED_CHARS
         if short and any(same_list(reference, spelled, len(boxes)) for reference in lists):
             return make_verdict("matched", decided_by="boxes", extracted=text)
+        return None
+
+    def _by_joint_boxes(self, pairs: list[tuple[str, str]], boxes: tuple[str, ...]) -> Verdict:
+        """Judge several boxes in a row: the reference is a list of as many answers, or each box is right."""
+        if (listed := self._by_list(pairs, boxes)) is not None:
+            return listed
+        text = ", ".join(boxes)
         alone = (self._by_steps(pairs, box) for box in dict.fromkeys(boxes))
         if all(verdict is not None and verdict.correct for verdict in alone):
             return make_verdict("matched", decided_by="boxes", extracted=text)
