@@ -399,7 +399,8 @@ def _wanted(
             )
             if key in cache:
                 # earlier versions recorded no attempts, and made the default number of them
-                vote = Vote(**{"attempts": 3, **cache.get(key)})
+                stored: dict[str, Any] = {"attempts": 3, **cache.get(key)}
+                vote = Vote(**stored)
             more = vote.status == "unreadable" and vote.attempts < judge.unreadable_attempts
             if more or vote.status == "failed":
                 wanted[judge.shown_name][key] = problem, vote
