@@ -131,7 +131,7 @@ def test_a_verl_score_tells_tests_from_answers() -> None:
     assert compute_score("any", r"\boxed{5}", r"\frac{")["judged"] == 0.0
     doubled: dict[str, Any] = {"data_source": "any", "solution_str": "```python\ndef f(x): return 2 * x\n```"}
     cases = ["assert f(1) == 2"]
-    mixed = ["import math", "assert f(1) == math.isqrt(4)"]
+    mixed = ["from fractions import Fraction as F", "assert f(1) == F(2)"]
     for truth in (
         cases,
         json.dumps(cases),
