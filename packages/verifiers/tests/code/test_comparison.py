@@ -341,6 +341,7 @@ def test_checker_tools() -> None:
         ("   ```python\nif a:\n  b\n   ```", "auto", "if a:\n  b\n"),
         ("```python\n  a\n```", "auto", "  a\n"),
         ("````python\n```\n````", "auto", "```\n"),
+        ("```python\ndef f():\n    return 1\n    ```\nDone.", "auto", "def f():\n    return 1\n"),
         ("```python\n'''\n    ```\n    f()\n    ```\n'''\n```", "auto", "'''\n    ```\n    f()\n    ```\n'''\n"),
         (
             "```python\n'''\n    ```python\n    f()\n    ```\n'''\n```",

@@ -11,7 +11,7 @@ import pytest
 
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeProtocol
 from magicrl_verifiers.code.sandbox import Limits, Observation, failure
-from magicrl_verifiers.code.suite import AssertCase, CallCase, parse_suite
+from magicrl_verifiers.code.suite import AssertCase, CallCase, SuiteError, parse_suite
 from magicrl_verifiers.records import Problem
 from magicrl_verifiers.workers import Item
 
@@ -72,6 +72,10 @@ def status(judge: CodeJudge, program: str, tests: dict[str, object]) -> str:
         "import os, sys\nclass Out:\n    text = ''\n    def write(self, text): self.text += text\n"
         "    def flush(self):\n        os.write(1, self.text.encode())\n        self.text = ''\n"
         "sys.stdout = Out()\nprint(sum(map(int, input().split())))",
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')\n"
+        "print(sum(map(int, input().split())))",
+        "import os\ndef write(n): os.write(1, f'{n}\\n'.encode())\nclass Total:\n    def __del__(self): write(self.n)\n"
+        "total = Total()\ntotal.n = sum(map(int, input().split()))",
         "import numpy as np\nprint(int(np.array(input().split(), dtype=int).sum()))",
     ],
 )
@@ -423,3 +427,8 @@ def test_helpers_of_the_prelude_cannot_be_replaced(judge: CodeJudge) -> None:
     }
     assert correct(judge, "def f(x): return x + 1", tests)
     assert not correct(judge, "def same(a, b): return True\ndef f(x): return 0", tests)
+
+
+def test_the_form_compare_is_refused() -> None:
+    with pytest.raises(SuiteError, match="field 'compare' is not read; write float_tolerance"):
+        parse_suite({**SUM, "compare": {"kind": "float", "tol": 1e-3}})

@@ -205,6 +205,7 @@ def test_several_boxes_are_one_list_only_for_a_reference_that_is_one() -> None:
         ("p=2,q=3", r"$p=\boxed{2}$, $q=\boxed{3}$", r"$p=\boxed{3}$, $q=\boxed{2}$"),
         ("(2,3)", r"$\boxed{x=2}$ and $\boxed{y=3}$", r"$\boxed{x=3}$ and $\boxed{y=2}$"),
         ("(2,3)", r"$x=\boxed{2}$, $y=\boxed{3}$", r"$x=\boxed{2}$, $x=\boxed{3}$"),
+        ("(2,3)", r"$x=\boxed{2}$, $y=\boxed{3}$", r"$y=\boxed{2}$, $x=\boxed{3}$"),
         ("(2,3)", r"$x=\boxed{2}$, $y=\boxed{3}$", r"$\boxed{2}$ and $\boxed{3}$"),
         (r"(-\infty,1)\cup(2,\infty)", r"$\boxed{x<1}$ or $\boxed{x>2}$", r"$\boxed{x<1}$ or $\boxed{x>3}$"),
         (

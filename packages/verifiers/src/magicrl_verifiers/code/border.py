@@ -494,7 +494,8 @@ def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[.
         operands = (*given, self) if turned else (self, *given)
         found = client.operate(function, *operands)
         # (1, 2) + (3, 4) is an object again: two numbers would give a number
-        if shows and made_by and isinstance(found, ProgramObject) and isinstance(given[0], ProgramObject):
+        arithmetic = shows and function not in ("lt", "le", "gt", "ge")
+        if arithmetic and made_by and isinstance(found, ProgramObject) and isinstance(given[0], ProgramObject):
             client.classes.add(made_by)
         return found
 

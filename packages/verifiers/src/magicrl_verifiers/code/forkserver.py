@@ -187,11 +187,14 @@ def _finish(namespace: dict[str, Any]) -> None:
     if threading.active_count() > 1:
         threading._shutdown()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    for names in (("stdout", "stderr"), ("__stdout__", "__stderr__")):
-        for stream in (getattr(sys, name, None) for name in names):
-            if stream is not None and not getattr(stream, "closed", False):
-                stream.flush()
-        namespace.clear()  # closes open files, and so writes what they hold
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None and not getattr(stream, "closed", False):
+            stream.flush()
+    while namespace:  # closes open files, and so writes what they hold; finalizers still see what was made before
+        namespace.popitem()
+    for stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(AttributeError, ValueError, OSError):  # none, closed, detached, or its file is closed
+            stream.flush()  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def _program(request: dict[str, Any]) -> None:

@@ -77,13 +77,20 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
     text = answer_part(response, reasoning)
     if text is None:
         return None
+    found, closed = _last_block(text, 3)
+    # a model may indent the closing fence as the program's last line
+    return found if closed else _last_block(text, len(text))[0]
+
+
+def _last_block(text: str, deeper: int) -> tuple[str | None, bool]:
+    """Return the last block, Python's first, and whether it was closed by a fence at most ``deeper`` deeper."""
     best: str | None = None
     last: str | None = None
     opened: re.Match[str] | None = None
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
-        elif fence.start(1) - fence.start() > opened.start(1) - opened.start() + 3:
+        elif fence.start(1) - fence.start() > opened.start(1) - opened.start() + deeper:
             continue  # as in CommonMark: a line of the block, e.g. of a docstring
         # as in CommonMark: the closing fence is of the same sign, no shorter, and says nothing
         elif fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
@@ -93,7 +100,7 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
             opened = None
         elif fence[2].lower() in _PYTHON:
             opened = fence  # a block that was never closed, and a new one
-    return last if best is None else best
+    return last if best is None else best, opened is None
 
 
 def _unindented(code: str, columns: int) -> str:
@@ -621,6 +628,8 @@ class CodePool(WorkerPool):
 
 _GROWTH_MB = 1024
 """Resident memory beyond that of the start at which a worker asks to be replaced."""
+_LEAST_MB = 4096
+"""Least memory for tests and outputs, however little a program may have."""
 
 
 class CodeHandler(RequestHandler):
@@ -636,7 +645,7 @@ class CodeHandler(RequestHandler):
         self._memory = psutil.Process()
         self._most = self._memory.memory_info().rss + _GROWTH_MB * 2**20
         # a result in a few bytes may stand for gigabytes here; only the soft limit, since programs inherit the hard one
-        room = self._memory.memory_info().vms + ((options.limits.memory_mb + _GROWTH_MB) << 20)
+        room = self._memory.memory_info().vms + ((max(options.limits.memory_mb, _LEAST_MB) + _GROWTH_MB) << 20)
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
         self._suite: Suite | None = None
@@ -648,8 +657,8 @@ class CodeHandler(RequestHandler):
             self._suite, self._trouble = None, ""
             try:
                 self._suite = parse_suite(request["tests"])
-            except SuiteError as error:
-                self._trouble = str(error)
+            except (SuiteError, MemoryError) as error:
+                self._trouble = str(error) or "its tests are too large for this machine"
         verdict = dataclasses.asdict(self._verdict(request))
         return {"verdict": verdict, "retire": self._memory.memory_info().rss > self._most}
 

@@ -325,6 +325,8 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     for name in _INTERACTIVE:
         if merged.get(name):
             raise SuiteError(f"field {name!r}: interactive problems are not supported; leave this problem out")
+    if "compare" in merged:  # a form of earlier versions
+        raise SuiteError("field 'compare' is not read; write float_tolerance, in_place or checker")
     check_names(tests, _FIELDS, inside="tests.", cutoff=0.85)
     given = [[name for name in form if tests.get(name) not in (None, "", [])] for form in _FORMS]
     if len(forms := [names[0] for names in given if names]) > 1:

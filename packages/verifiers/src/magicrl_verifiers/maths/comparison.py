@@ -151,12 +151,8 @@ def _approximates(decimal: Expr, exact: Expr) -> bool:
 
 
 def same_ratio(reference: Shape, answer: Shape) -> bool | None:
-    if isinstance(reference, Clock) and isinstance(answer, Clock):
-        # the question may state the half of the day: then 3:00 is 3:00 PM, too, but 0:30 and 15:00 are of 24 hours
-        if answer.half and not reference.half and 3600 <= reference.seconds < 13 * 3600:
-            return (reference.seconds - answer.seconds) % _HALF_DAY == 0
-        if _moment(reference) == _moment(answer):
-            return True
+    if isinstance(reference, Clock) and isinstance(answer, Clock) and _moment(reference) == _moment(answer):
+        return True
     left, right = (one.ratio if isinstance(one, Clock) else one for one in (reference, answer))
     if isinstance(left, Ratio) and isinstance(right, Ratio):
         if len(left.parts) != len(right.parts):
@@ -175,12 +171,10 @@ def same_ratio(reference: Shape, answer: Shape) -> bool | None:
     return False
 
 
-_HALF_DAY = 12 * 3600
-
-
 def _moment(clock: Clock) -> int:
     """Return the seconds after midnight; 12 am is midnight, 12 pm is noon."""
-    return clock.seconds % _HALF_DAY + _HALF_DAY * (clock.half == "pm") if clock.half else clock.seconds
+    half_day = 12 * 3600
+    return clock.seconds % half_day + half_day * (clock.half == "pm") if clock.half else clock.seconds
 
 
 def one_value(items: Sequence[Shape]) -> bool:

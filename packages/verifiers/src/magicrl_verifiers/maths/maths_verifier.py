@@ -273,15 +273,16 @@ def same_shape(reference: Shape, answer: Shape) -> bool | None:
 def same_list(reference: str, boxes: str, count: int) -> bool:
     """Return whether several boxes together are a reference answer that is a list of as many answers.
 
-    Parts of a union of intervals are answers, too, and so are coordinates to which the boxes give names.
+    Parts of a union of intervals are answers, too, and so are coordinates that the boxes name in alphabetical order.
     """
     for left, right in product(readings(reference, trusted=True), list(readings(boxes, trusted=False))):
         items: Sequence[object] = ()
         if isinstance(left, RealSet):
             items = left.spans
         elif isinstance(left, Several | Brackets):
-            names = {one.name for one in right.items if isinstance(one, Named)} if isinstance(right, Several) else ()
-            items = left.items if isinstance(left, Several) or left.opening == "{" or len(names) == count else ()
+            names = [one.name for one in right.items if isinstance(one, Named)] if isinstance(right, Several) else []
+            named = len(set(names)) == count and names == sorted(names)  # y = 2, x = 3 is not (2, 3)
+            items = left.items if isinstance(left, Several) or left.opening == "{" or named else ()
         if len(items) == count and same(left, right) is True:
             return True
     return False
@@ -346,10 +347,10 @@ Step = Callable[[str, str], bool | None]
 
 _MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
 _LETTERED = re.compile(
-    r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J][).]\s*\}(?=.)|\([A-J]\)(?=[^(A-Za-z]|[A-Za-z]{3})"
+    r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J][).]\s*\}(?=.)|\([A-J]\)(?=[\d\\]|[A-Za-z]{3})"
     r"|[A-J]\)(?=.)|[A-J]\.(?=[ \\])"
 )
-"""The letter of a choice and its meaning: ``(B) 15``, but not the product ``(D)(x+1)``."""
+"""The letter of a choice and its meaning: ``(B) 15``, but not the product ``(D)(x+1)`` or the difference ``(A)-5``."""
 _SMALL_CHOICE = re.compile(r"\(?(?P<letter>[a-j])\)?\.?")
 _CAPITALS = re.compile(r"(?<![A-Za-z\\])[A-J]|(?<=[A-J])[A-J]")
 _WRAPPED_CHOICE = re.compile(r"\(?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J]\)?\s*\}\)?")
