@@ -176,20 +176,6 @@ def not_finite() -> None:
     save_file(weights, path, metadata={"format": "pt"})
 
 
-def narrower_model() -> None:
-    """Replace the starting model by one with half the intermediate size."""
-    config = Path("start/config.json")
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 32}))
-    path = Path("start/model.safetensors")
-    weights = load_file(path)
-    for name, weight in weights.items():
-        if "gate_proj" in name or "up_proj" in name:
-            weights[name] = weight[:32].clone()
-        elif "down_proj" in name:
-            weights[name] = weight[:, :32].clone()
-    save_file(weights, path, metadata={"format": "pt"})
-
-
 def forget_a_word() -> None:
     """Replace the tokenizer by one without ``9``, though the problems contain it."""
     path = Path("start/tokenizer.json")
