@@ -131,7 +131,7 @@ def test_an_environment_that_sometimes_fails_does_not_stop_the_run(
 
 
 def test_an_environment_that_always_fails_stops_the_run(toy_recipe: Path, tmp_path: Path, game: Path) -> None:
-    more = ("algorithm.stop_after_empty_steps=2", "data.validation=[]")
+    more = ("algorithm.stop_after_empty_steps=2", "evaluation.every=0")
     with pytest.raises(TrainingStopped, match=r"no answer could be judged: \w+Error: "):
         run(toy_recipe, tmp_path / "run", f"{game}:Fails", *more)
 

@@ -11,7 +11,7 @@ import pytest
 
 from magicrl_verifiers.code.judge import CodeJudge, CodeOptions, CodeProtocol
 from magicrl_verifiers.code.sandbox import Limits, Observation, failure
-from magicrl_verifiers.code.suite import AssertCase, CallCase, SuiteError, parse_suite
+from magicrl_verifiers.code.suite import AssertCase, CallCase, parse_suite
 from magicrl_verifiers.records import Problem
 from magicrl_verifiers.workers import Item
 
@@ -316,7 +316,8 @@ def test_results_in_place(judge: CodeJudge) -> None:
     assert correct(judge, "def order(a):\n    a.sort()\n    return len(a)", {**tests, "in_place": 0})
     second = {**tests, "inputs": [[[0], [3, 1, 2]]]}
     assert correct(judge, "def order(a, b): b.sort()", second), "the first argument that changes"
-    assert correct(judge, "def order(a, b):\n    b.sort()\n    a.append(1)", {**second, "in_place": 1})
+    for place in ({"in_place": 1}, {"compare": {"kind": "inplace", "arg": 1}}):
+        assert correct(judge, "def order(a, b):\n    b.sort()\n    a.append(1)", {**second, **place})
     named = {**tests, "inputs": [{"b": [0], "a": [3, 1, 2]}]}
     assert correct(judge, "def order(a, b): a.sort()", named)
     assert correct(judge, "def order(a, b):\n    a.sort()\n    b.append(1)", {**named, "in_place": 1})
@@ -427,8 +428,3 @@ def test_helpers_of_the_prelude_cannot_be_replaced(judge: CodeJudge) -> None:
     }
     assert correct(judge, "def f(x): return x + 1", tests)
     assert not correct(judge, "def same(a, b): return True\ndef f(x): return 0", tests)
-
-
-def test_the_form_compare_is_refused() -> None:
-    with pytest.raises(SuiteError, match="field 'compare' is not read; write float_tolerance"):
-        parse_suite({**SUM, "compare": {"kind": "float", "tol": 1e-3}})

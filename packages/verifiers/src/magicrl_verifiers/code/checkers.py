@@ -277,7 +277,7 @@ def load_checker(text: str) -> Checker:
 
 def accepts_value(name: str, found: Any, wanted: Any, tolerance: float | None) -> bool:
     """Return whether a built-in checker accepts the result of a function."""
-    if name in ("unordered", "permutation"):
+    if name in ("unordered", "permutation", "unordered_lines"):
         return _unordered(found, wanted, tolerance)
     if name == "set":
         return _unordered(_distinct(found), _distinct(wanted), tolerance)
@@ -338,6 +338,7 @@ _TEXT: dict[str, Callable[[bytes, bytes, float | None], bool]] = {
     ),
     # the same lines (of a function: the same items) in any order
     "unordered": _same_lines_in_any_order,
+    "unordered_lines": _same_lines_in_any_order,
     # the same tokens (of a function: the same items) in any order
     "permutation": lambda output, answer, tolerance: _in_any_order(output.split(), answer.split(), tolerance),
     # the same distinct tokens or items

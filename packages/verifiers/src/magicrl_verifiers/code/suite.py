@@ -306,7 +306,7 @@ _INTERACTIVE = ("interactive", "interactor", "is_interactive")
 _PRELUDES = ("import_prefix", "prelude")
 _FORMS = (("inputs", "inputs_kw", "outputs"), ("test_code", "code"), ("assert_case",))
 """Fields of each form of tests."""
-_FIELDS = (*BESIDE, *_INTERACTIVE[1:], *sum(_FORMS, ()), "fn_name", "entry_point", *_PRELUDES)
+_FIELDS = (*BESIDE, *_INTERACTIVE[1:], *sum(_FORMS, ()), "fn_name", "entry_point", *_PRELUDES, "compare")
 
 
 def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
@@ -325,8 +325,6 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     for name in _INTERACTIVE:
         if merged.get(name):
             raise SuiteError(f"field {name!r}: interactive problems are not supported; leave this problem out")
-    if "compare" in merged:  # a form of earlier versions
-        raise SuiteError("field 'compare' is not read; write float_tolerance, in_place or checker")
     check_names(tests, _FIELDS, inside="tests.", cutoff=0.85)
     given = [[name for name in form if tests.get(name) not in (None, "", [])] for form in _FORMS]
     if len(forms := [names[0] for names in given if names]) > 1:
@@ -513,12 +511,21 @@ def _code_cases(code: str, entry: str | None) -> Sequence[Case]:
 
 
 def _comparison(tests: Mapping[str, Any], cases: Sequence[Case]) -> tuple[float | None, int | None]:
-    """Return ``float_tolerance`` and ``in_place``."""
+    """Return ``float_tolerance`` and ``in_place``, also from the form ``compare: {kind, ...}``."""
+    fields = {name: tests.get(name) for name in ("float_tolerance", "in_place")}
+    compare = tests.get("compare")
+    if isinstance(compare, Mapping):
+        if compare.get("kind") == "float" and fields["float_tolerance"] is None:
+            fields["float_tolerance"] = compare.get("tol", compare.get("tolerance"))
+        if compare.get("kind") == "inplace" and fields["in_place"] is None:
+            fields["in_place"] = compare.get("arg", 0)
     valid = "a finite number of at least 0"
-    tolerance = _given(tests, "float_tolerance", lambda v: _is_number(v) and 0 <= v < math.inf, valid)
+    tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and 0 <= v < math.inf, valid)
     counts = [len(case.positional) + len(case.named) for case in cases if isinstance(case, CallCase)]
     valid = "the index of an argument that every test has, counted from 0"
-    return tolerance, _given(tests, "in_place", lambda v: type(v) is int and 0 <= v < min(counts, default=v + 1), valid)
+    return tolerance, _given(
+        fields, "in_place", lambda v: type(v) is int and 0 <= v < min(counts, default=v + 1), valid
+    )
 
 
 def _given(tests: Mapping[str, Any], name: str, fits: Callable[[Any], bool], what: str) -> Any:
