@@ -19,6 +19,7 @@ from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
 from magicrl.algorithms.filters import PassCount, offline_filter
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.evaluation.job import Encode, Progress, evaluation_seed, sample_problems, score
+from magicrl.evaluation.samples import whole_prompt
 from magicrl.evaluation.statistics import Score
 from magicrl.files import write_atomically
 from magicrl.records import Problem, ScoredGroup
@@ -319,7 +320,7 @@ def held_out_test(
         "samples": [
             {
                 "problem_id": key,
-                "prompt": by_id[key].prompt,
+                "prompt": whole_prompt(by_id[key]),
                 "reference": ", ".join(by_id[key].references),
                 "responses": rows,
             }

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from builders import completion, problem
 
 from magicrl.config.schema import EvaluationConfig, LoggingConfig, RunConfig, TrainConfig
-from magicrl.records import Completion, Episode, FinishReason, Outcome, RolloutRequest, Verdict, frozen_tokens
+from magicrl.records import Completion, Episode, FinishReason, Message, Outcome, RolloutRequest, Verdict, frozen_tokens
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.curriculum import Validation, held_out_test
 from magicrl.training.protocols import TrainingStopped
@@ -46,7 +47,7 @@ def measured(engine: Scripted, *, start: bool = True, **settings: Any) -> dict[s
     return held_out_test(
         "before" if start else "after",
         "sums",
-        [problem("p0"), problem("p1")],
+        [replace(problem("p0"), context=(Message("system", "Be brief."),)), problem("p1")],
         recipe(**settings),
         (engine, JUDGE, lambda _: frozen_tokens([1])),
         lambda *_: None,
@@ -57,6 +58,7 @@ def test_a_truncated_response_is_shown_as_wrong_and_observations_are_not_its_tok
     engine = Scripted(response(RIGHT, ((2, 3),), finish_reason=FinishReason.LENGTH), response(RIGHT))
     found = measured(engine, temperatures=(1.0,), samples=2, pass_at=())
     (sample,) = found["samples"]
+    assert sample["prompt"].startswith("system: Be brief.\n\nuser: ")
     (shown,) = sample["responses"]
     assert (shown["outcome"], shown["status"], shown["tokens"]) == ("wrong", "truncated", 5)
     assert found["temperatures"]["1.0"]["accuracy"]["mean"] == 0.5
