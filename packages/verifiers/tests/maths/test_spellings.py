@@ -201,6 +201,7 @@ def test_several_boxes_are_one_list_only_for_a_reference_that_is_one() -> None:
     ("reference", "right", "wrong"),
     [
         ("2,3", r"$x = \boxed{2}$ and $x = \boxed{3}$", r"$x = \boxed{2}$ and $x = \boxed{4}$"),
+        ("3", r"$x = \boxed{3}$ and $x = \boxed{3}$", r"$x = \boxed{2}$ or $x = \boxed{3}$"),
         ("2,3", r"$x_1 = \boxed{2}$, $x_2 = \boxed{3}$", r"$x_1 = \boxed{2}$, $x_2 = \boxed{3}$, $x_3 = \boxed{4}$"),
         ("p=2,q=3", r"$p=\boxed{2}$, $q=\boxed{3}$", r"$p=\boxed{3}$, $q=\boxed{2}$"),
         ("(2,3)", r"$\boxed{x=2}$ and $\boxed{y=3}$", r"$\boxed{x=3}$ and $\boxed{y=2}$"),
