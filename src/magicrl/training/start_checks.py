@@ -108,25 +108,31 @@ def _shown_to(model: Path) -> set[str]:
     seen: set[Path] = set()
     while (record := model / RECORD).is_file() and record not in seen:
         seen.add(record)
+        faults: list[Exception] = []
         try:
             found = json.loads(record.read_text(encoding="utf-8"))
             recipe = SftConfig.model_validate(found["recipe"])
-            # The record may come from the hub, so it may name files, and nothing that is imported or fetched.
-            plain = [_plain_phase(phase) for phase in recipe.phases if phase.data is not None]
-            shown |= demonstrated_keys(recipe.model_copy(update={"phases": tuple(plain)}))
-            model = Path(found.get("started_from") or "")
+            model = Path(found["started_from"] or record)  # without an origin no record is found there
+            for phase in (each for each in recipe.phases if each.data is not None):
+                try:
+                    shown |= demonstrated_keys(recipe.model_copy(update={"phases": (_plain_phase(phase),)}))
+                except (ValueError, OSError) as error:
+                    faults.append(error)
         except (ValueError, LookupError, TypeError, OSError) as error:
+            faults.append(error)
+        if faults:
             _log.warning(
                 "start.model: the data that %s names cannot be read (%s), so nothing shows whether the model was "
                 "trained on test problems",
-                *(record, error),
+                *(record, faults[0]),
             )
     return shown
 
 
 def _plain_phase(phase: SftPhaseConfig) -> SftPhaseConfig:
+    """Return a phase that reads files and nothing else: a record from the hub may name code, a data set or a device."""
     data = phase.data
-    if data is None or data.path is None:
+    if data is None or data.path is None or not (Path(data.path).is_file() or Path(data.path).is_dir()):
         raise ValueError("only files are read")
     kept = SourceConfig(path=data.path, split=data.split, count=data.count, fields=data.fields, template=data.template)
     return phase.model_copy(update={"data": kept})

@@ -194,8 +194,15 @@ def test_a_start_model_remembers_what_it_was_shown(folder: Path, caplog: pytest.
     with pytest.raises(RecipeError, match="2 of the 2 problems"):
         check("later")
     record = json.loads((folder / "all" / "sft.json").read_text())
-    record["recipe"]["phases"][0]["data"] = {"source": "os:abort"}
+    plain = record["recipe"]["phases"][0]
+    hostile = {**plain, "data": {"source": "os:abort"}}
+    record["recipe"]["phases"] = [hostile, plain]
     (folder / "all" / "sft.json").write_text(json.dumps(record))
+    with pytest.raises(RecipeError, match="2 of the 2 problems"):
+        check("all")
+    record["recipe"]["phases"] = [hostile]
+    (folder / "all" / "sft.json").write_text(json.dumps(record))
+    caplog.clear()
     check("all")
     assert "sft.json names cannot be read (only files are read)" in caplog.text
     (folder / "solved.jsonl").unlink()

@@ -342,6 +342,8 @@ def test_checker_tools() -> None:
         ("```python\n  a\n```", "auto", "  a\n"),
         ("````python\n```\n````", "auto", "```\n"),
         ("```python\ndef f():\n    return 1\n    ```\nDone.", "auto", "def f():\n    return 1\n"),
+        ("```python\nf()\n    ```\nExample:\n```text\n1\n```", "auto", "f()\n"),
+        ("```python\n'''\n    ```\n'''\nf()\n```\nand\n```text\n1", "auto", "'''\n    ```\n'''\nf()\n"),
         ("```python\n'''\n    ```\n    f()\n    ```\n'''\n```", "auto", "'''\n    ```\n    f()\n    ```\n'''\n"),
         (
             "```python\n'''\n    ```python\n    f()\n    ```\n'''\n```",

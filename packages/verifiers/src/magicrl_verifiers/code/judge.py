@@ -77,30 +77,27 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
     text = answer_part(response, reasoning)
     if text is None:
         return None
-    found, closed = _last_block(text, 3)
-    # a model may indent the closing fence as the program's last line
-    return found if closed else _last_block(text, len(text))[0]
-
-
-def _last_block(text: str, deeper: int) -> tuple[str | None, bool]:
-    """Return the last block, Python's first, and whether it was closed by a fence at most ``deeper`` deeper."""
     best: str | None = None
     last: str | None = None
     opened: re.Match[str] | None = None
+    counted = quotes = 0  # triple quotes of the block, up to `counted`
     for fence in _FENCE.finditer(text):
         if opened is None:
-            opened = fence
-        elif fence.start(1) - fence.start() > opened.start(1) - opened.start() + deeper:
-            continue  # as in CommonMark: a line of the block, e.g. of a docstring
+            opened, counted, quotes = fence, fence.end(), 0
+            continue
+        quotes += sum(text.count(mark, counted, fence.start()) for mark in ('"""', "'''"))
+        counted = fence.end()
+        if quotes % 2 and fence.start(1) - fence.start() > opened.start(1) - opened.start() + 3:
+            continue  # in a docstring, and as in CommonMark too deep to end the block
         # as in CommonMark: the closing fence is of the same sign, no shorter, and says nothing
-        elif fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
+        if fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
             last = _unindented(text[opened.end() + 1 : fence.start()], opened.start(1) - opened.start())
             if opened[2].lower() in _PYTHON:
                 best = last
             opened = None
         elif fence[2].lower() in _PYTHON:
-            opened = fence  # a block that was never closed, and a new one
-    return last if best is None else best, opened is None
+            opened, quotes = fence, 0  # a block that was never closed, and a new one
+    return last if best is None else best
 
 
 def _unindented(code: str, columns: int) -> str:

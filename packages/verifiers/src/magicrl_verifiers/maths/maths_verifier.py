@@ -510,7 +510,7 @@ class MathsVerifier:
             with cpu_limit(STEPS_SECONDS):
                 verdict = None if named is None or named == joint else self._by_list(pairs, named)
                 if verdict is None and named is not None and len({box.partition("=")[0] for box in named}) == 1:
-                    joint = named  # values of one name: the last one is no answer of its own
+                    joint = named if len(set(named)) > 1 else None  # the last of several values is no answer of its own
                 if verdict is None:
                     verdict = self._by_steps(pairs, text) if joint is None else self._by_joint_boxes(pairs, joint)
         except CpuAlarm:
