@@ -625,7 +625,7 @@ class CodePool(WorkerPool):
 
 _GROWTH_MB = 1024
 """Resident memory beyond that of the start at which a worker asks to be replaced."""
-_LEAST_MB = 4096
+_LEAST_MB = 512
 """Least memory for tests and outputs, however little a program may have."""
 
 
