@@ -23,6 +23,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe, placed_errors
 from magicrl.config.overrides import Overrides
 from magicrl.config.schema import TrainConfig
+from magicrl.registry import is_builtin
 from magicrl.reporting.run_page import write_run_page
 from magicrl.reporting.trackers import make_trackers
 
@@ -97,8 +98,10 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
         replaced.append(
             "engine: in_process, since vLLM is not installed here; the run itself needs pip install 'magicrl[vllm-gpu]'"
         )
-    tree["algorithm"] |= {"reject_zero_advantage": False, "refill": "none"}
-    tree["algorithm"]["advantage_k"] = min(GROUP, config.algorithm.advantage_k)
+    tree["algorithm"] |= {"reject_zero_advantage": False, "refill": "none", "refill_rounds": 4}
+    advantage = config.algorithm.advantage
+    if advantage == "pass_at_k" or not is_builtin("advantage", advantage):
+        tree["algorithm"]["advantage_k"] = min(GROUP, config.algorithm.advantage_k)
     if config.algorithm.overlong_buffer is not None:
         tree["algorithm"]["overlong_buffer"] = min(TOKENS - 1, config.algorithm.overlong_buffer)
     replaced.append("no group is rejected: random weights solve nothing")
@@ -107,7 +110,8 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
     replaced.append(f"stages: {TOKENS} tokens for {lengths}, {BATCH} x {GROUP} responses, a step each")
     # the miniature's tokens are shorter than the recipe's, so its limits would truncate an observation to nothing
     tree["environment"] |= {"max_turns": min(4, config.environment.max_turns), "max_observation_tokens": 32}
-    tree["evaluation"] |= {"samples": 1, "validation_samples": 1, "pass_at": [], "max_tokens": TOKENS}
+    tree["evaluation"] |= {"samples": 1, "validation_samples": 1, "pass_at": [], "start_pass_at": None}
+    tree["evaluation"]["max_tokens"] = TOKENS
     tree["evaluation"]["temperatures"] = tree["evaluation"]["temperatures"][:1]
     tree["verifier"]["workers"] = 1
     tree["checkpoint"]["every"] = 1
@@ -144,7 +148,8 @@ def _stage(stage: dict[str, Any]) -> dict[str, Any]:
     mini = stage["mini_batch"]
     updates = 1 if mini is None else min(BATCH, -(-stage["rollout_batch"] // mini))
     small = {"max_tokens": TOKENS, "rollout_batch": BATCH, "group_size": GROUP, "min_steps": 1, "max_steps": 1}
-    return stage | small | {"mini_batch": None if mini is None else BATCH // updates}
+    kept = {"mini_batch": None if mini is None else BATCH // updates, "transition": {"rule": "fixed"}}
+    return stage | small | kept
 
 
 def _data(data: dict[str, Any], folder: Path, replaced: list[str]) -> dict[str, Any]:

@@ -592,8 +592,9 @@ def _warn_of_unused_settings(config: TrainConfig) -> None:
 
 
 def _stated(table: Section, *names: str) -> list[str]:
-    """Return the settings among ``names`` that the recipe states, other than as empty."""
-    return [name for name in names if name in table.model_fields_set and getattr(table, name) not in (None, [], ())]
+    """Return the settings among ``names`` that are neither the default, which `config.toml` states too, nor empty."""
+    default = {name: field.get_default(call_default_factory=True) for name, field in type(table).model_fields.items()}
+    return [name for name in names if getattr(table, name) not in (None, [], (), default[name])]
 
 
 _READ_WITH = (

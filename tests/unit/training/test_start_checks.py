@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from magicrl.commands.train import command as train
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import load_train_recipe
+from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.config.model_schema import LoraConfig
 from magicrl.config.schema import TrainConfig
 from magicrl.models.adapters import write_adapters
@@ -133,8 +133,8 @@ def test_the_engines_context_holds_the_answers_of_the_filter(recipe: Path, monke
             "evaluation.start_pass_at: no effect without 1.0 in evaluation.temperatures",
         ),
         (
-            ["stages.0.transition.rule=converged", "stages.0.max_steps=19"],
-            "stages.0.transition: no effect, since the rule looks after 20 measurements and the stage has at most 19",
+            ["stages.0.transition.window=30", "stages.0.max_steps=19"],
+            "stages.0.transition: no effect, since the rule looks after 30 measurements and the stage has at most 19",
         ),
     ],
 )
@@ -153,6 +153,13 @@ def test_settings_without_an_effect_are_warned_of(
         assert "no effect" not in caplog.text
         check(recipe, tmp_path / "run", *settings)
     assert warning in caplog.text
+
+
+def test_the_defaults_in_a_config_toml_are_not_stated(recipe: Path, tmp_path: Path, caplog: Any) -> None:
+    written = tmp_path / "config.toml"
+    written.write_text(to_toml(load_train_recipe(recipe, []), tmp_path))
+    check(written, tmp_path / "run")
+    assert "no effect" not in caplog.text
 
 
 @pytest.mark.parametrize("reward", ["judge", "maths + 0.2 * judge"])
