@@ -144,6 +144,11 @@ class TeacherConfig(Section):
     with_rewards: bool = False
     """Whether the advantages of the rewards count too. Otherwise the rewards are only measured."""
 
+    @property
+    def local_model(self) -> str | None:
+        """The model next to the learner; None if the teacher is served or the policy."""
+        return self.model if self.server is None else None
+
     @field_validator("server")
     @classmethod
     def _no_password(cls, server: str | None) -> str | None:

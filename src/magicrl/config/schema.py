@@ -368,7 +368,7 @@ class TrainConfig(Section):
                 "[teacher] with algorithm.reject_zero_advantage = true: groups with equal rewards would be left out, "
                 "and the teacher teaches there too; set algorithm.reject_zero_advantage = false"
             )
-        if self.cluster is not None and teacher.model is not None and teacher.server is None:
+        if self.cluster is not None and teacher.local_model is not None:
             raise ValueError(
                 "teacher.model with [cluster]: no process of the cluster holds the teacher; serve it with vLLM and set "
                 "teacher.server"

@@ -119,7 +119,7 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
     mini = stage.mini_batch or stage.rollout_batch
     sgd_steps = max(1, ceil(stage.rollout_batch / mini)) * config.algorithm.reuse
     seen = options.measured[1] if options.measured is not None else KEPT
-    teacher = local_teacher(config)
+    teacher = None if config.teacher is None else config.teacher.local_model
     own_teacher = config.teacher is not None and teacher is None and config.teacher.server is None
     return Workload(
         lengths=lengths,
@@ -140,7 +140,7 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
     longest = max(stage.max_tokens for stage in config.stages)
     single = options.gpus == 1
     prompt = config.data.max_prompt_tokens if longest >= LONG_CONTEXT else (options.prompt or PROMPT)
-    teacher, lora = local_teacher(config), config.model.lora
+    teacher, lora = None if config.teacher is None else config.teacher.local_model, config.model.lora
     return Demand(
         shape=shape,
         hardware=hardware,
@@ -157,11 +157,6 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
         cache_limit=config.rollout.memory_limit_mb * 2.0**20 if single else float("inf"),
         adapters=0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),
     )
-
-
-def local_teacher(config: TrainConfig) -> str | None:
-    """Return the model of a teacher on these accelerators; None without one, or if it is served or the policy."""
-    return None if config.teacher is None or config.teacher.server is not None else config.teacher.model
 
 
 def flops_bound(

@@ -25,7 +25,7 @@ from magicrl.files import write_atomically
 from magicrl.records import Problem, ScoredGroup
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, diagnose, judging_of, unjudged_text
-from magicrl.training.metrics import answers_of
+from magicrl.training.metrics import answers_of, first_reason
 from magicrl.training.protocols import TrainingStopped
 from magicrl_verifiers.records import VerifierService
 
@@ -303,8 +303,8 @@ def held_out_test(
         )
         if not any(group.counted.any() for group in groups):
             raise TrainingStopped(
-                f"test set {label!r} {name} training: {unjudged_text(_reason(groups))}. Check that the verifier or its "
-                "server works, then continue with --resume"
+                f"test set {label!r} {name} training: {unjudged_text(first_reason(groups))}. Check that the verifier "
+                "or its server works, then continue with --resume"
             )
         scores[str(float(temperature))] = score_document(score(groups, ks))
         for group in groups[: config.logging.samples]:
@@ -327,11 +327,6 @@ def held_out_test(
             for key, rows in read.items()
         ],
     }
-
-
-def _reason(groups: Sequence[ScoredGroup]) -> str:
-    """Return the reason of the first verdict that states one."""
-    return next((verdict.reason for group in groups for verdict in group.verdicts if verdict.reason), "")
 
 
 def score_document(result: Score) -> dict[str, Any]:
@@ -412,7 +407,7 @@ class Validation:
                 progress=self._progress,
             )
         if not any(group.counted.any() for group in groups):
-            _log.warning("step %d: no validation: %s", step, unjudged_text(_reason(groups)))
+            _log.warning("step %d: no validation: %s", step, unjudged_text(first_reason(groups)))
             return {}
         result = score(groups)
         measured = {"accuracy": result.accuracy, **({} if result.reward is None else {"reward": result.reward})}

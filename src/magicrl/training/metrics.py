@@ -135,7 +135,7 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
     """
     judged = [group for group in groups if group.counted.any()]
     if not judged:
-        raise RuntimeError(unjudged_text(next((v.reason for g in groups for v in g.verdicts if v.reason), "")))
+        raise RuntimeError(unjudged_text(first_reason(groups)))
     right = [group.correct[group.counted] for group in judged]
     entropies = [
         c.sampler_entropies for group in judged for c in group.group.completions if c.sampler_entropies is not None
@@ -151,6 +151,11 @@ def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judgi
         judging=judging,
         entropy=float(np.concatenate(entropies).mean()) if entropies else None,
     )
+
+
+def first_reason(groups: Sequence[ScoredGroup]) -> str:
+    """Return the reason of the first verdict that states one."""
+    return next((verdict.reason for group in groups for verdict in group.verdicts if verdict.reason), "")
 
 
 def mean_error(groups: Sequence[ScoredGroup], of: Callable[[ScoredGroup], NDArray[Any]]) -> float | None:

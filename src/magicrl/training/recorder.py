@@ -125,7 +125,7 @@ class RunFolder:
         reference, teacher = config.reference, config.teacher
         frozen = {
             "reference_weights": reference.model if reference.mode != "none" else None,
-            "teacher_weights": teacher.model if teacher is not None and teacher.server is None else None,
+            "teacher_weights": None if teacher is None else teacher.local_model,
         }
         environment |= {key: weights_fingerprint(find_model(model)) for key, model in frozen.items() if model}
         custom = custom_files(config)

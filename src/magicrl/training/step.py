@@ -55,7 +55,7 @@ from magicrl.records import (
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
 from magicrl.training.meters import StalenessMeter, StepClock, Values
-from magicrl.training.metrics import entropy_metrics, step_metrics
+from magicrl.training.metrics import entropy_metrics, first_reason, step_metrics
 from magicrl.training.objective import LearnerSettings, Objective, entropy_controller, resolve_setting
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, Reference, TrainingStopped
 from magicrl.training.rollout_queue import RolloutQueue
@@ -177,7 +177,7 @@ class Trainer:
         judged = any((g.counted & ~g.truncated).any() for g in groups)
         failed = any((~g.counted).any() for g in groups)
         self._unjudged_steps = self._unjudged_steps + 1 if failed and not judged else 0
-        self._why_unjudged = next((v.reason for g in groups for v in g.verdicts if v.reason), "")
+        self._why_unjudged = first_reason(groups)
         asynchronous: Values = {}
         if scores is not None:
             asynchronous = {

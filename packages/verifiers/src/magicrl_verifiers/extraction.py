@@ -41,7 +41,7 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
     return response[-MAX_ANSWER_CHARS:]
 
 
-_WHITE = re.compile(r"\s*")
+_INK = re.compile(r"\S")
 _COMMAND = re.compile(r"(?P<escaped>\\\\)|" + _BOX + r"(?=\{)")
 _JOINT = re.compile(
     r"(?:[\s$,;.&()/|]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{[^{}]{0,12}\}|and|or|else|also|maybe|perhaps|possibly|"
@@ -76,13 +76,7 @@ def _boxes(text: str) -> list[tuple[int, int, int]]:
             opened = stack.pop()
             if opened is not None:
                 found.append((*opened, token.start()))
-    return [one for one in found if _blanks(text, one[1]) < one[2]] or found
-
-
-def _blanks(text: str, start: int) -> int:
-    """Return where the white space from ``start`` on ends, without a copy of what follows."""
-    match = _WHITE.match(text, start)
-    return match.end() if match else start
+    return [one for one in found if _INK.search(text, one[1], one[2])] or found
 
 
 def last_box(text: str) -> str | None:

@@ -164,6 +164,10 @@ def _lower(kind: int, value: int) -> None:
 
 def limit_cpu(seconds: float) -> None:
     """Limit the CPU time of this process too: an orphan of a killed run then ends by itself."""
-    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    soft = int(time.process_time() + 2 * seconds) + _CPU_SLACK_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    lower_soft(resource.RLIMIT_CPU, int(time.process_time() + 2 * seconds) + _CPU_SLACK_SECONDS)
+
+
+def lower_soft(kind: int, value: int) -> None:
+    """Lower a limit of this process, but not the highest value that it and its children may set."""
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))

@@ -38,6 +38,7 @@ from magicrl_verifiers.code.sandbox import (
 from magicrl_verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError, parse_suite
 from magicrl_verifiers.code.values import present_cpu
 from magicrl_verifiers.extraction import answer_part
+from magicrl_verifiers.isolated import lower_soft
 from magicrl_verifiers.records import (
     OUTCOME_OF_STATUS,
     JudgeOptions,
@@ -643,8 +644,7 @@ class CodeHandler(RequestHandler):
         self._most = self._memory.memory_info().rss + _GROWTH_MB * 2**20
         # a result in a few bytes may stand for gigabytes here; only the soft limit, since programs inherit the hard one
         room = self._memory.memory_info().vms + ((max(options.limits.memory_mb, _LEAST_MB) + _GROWTH_MB) << 20)
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (room if hard == resource.RLIM_INFINITY else min(room, hard), hard))
+        lower_soft(resource.RLIMIT_AS, room)
         self._suite: Suite | None = None
         self._trouble = ""
 
