@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from magicrl.models import cpu_kernels
 
@@ -14,6 +13,3 @@ sets = [
     if cpu_kernels.missing() is None and cpu_kernels._processor_flags().issuperset(names)
 ]
 served = pytest.mark.skipif(cpu_kernels.missing() is not None, reason=str(cpu_kernels.missing()))
-multiplied = pytest.mark.skipif(
-    not cpu_kernels.can_multiply(torch.zeros(32, 32, dtype=torch.bfloat16)), reason="torch multiplies on this processor"
-)

@@ -6,8 +6,7 @@ passes of an update over all weights. Those of decoding, norms, gates and rotary
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
 compiler or the instructions, torch computes these parts with other rounding, and the log and ``magicrl doctor`` say so.
-Matrix products are torch's, except those of decoding in bfloat16 on processors without AMX. Their fastest precision is
-measured (`bfloat16_speeds`).
+Matrix products are torch's, except those of decoding. Their fastest precision is measured (`bfloat16_speeds`).
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +46,6 @@ _FLAGS = (
 )
 _COMPILER_TIMEOUT = 120.0  # seconds; the compiler usually takes two
 _VECTOR = 32  # numbers of a bfloat16 vector; widths must be multiples of it
-_COLUMNS = 48  # of a block of a packed weight
 FEW_ROWS = 128  # of `multiply_rows`; torch keeps more of them in caches
 LANES = 16  # numbers that the kernels of norms and gates take at a time
 _BOTH = (torch.float32, torch.bfloat16)
@@ -313,18 +312,36 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> No
 
 def can_multiply(weight: Tensor) -> bool:
     """Return whether `multiply` serves a linear layer's ``weight``, ``[columns, width]``."""
-    # Not measured with AMX, where torch's products use it.
-    return has_kernels(weight.dtype, weight.device, weight.shape[1]) and "amx_tile" not in _instructions()
+    return has_kernels(weight.dtype, weight.device, weight.shape[1])
 
 
-def packed_weight(weight: Tensor) -> Tensor:
-    """Return a copy of ``weight``, ``[columns, width]``, as `multiply` reads it: ``[blocks, width / 2, 48, 2]``.
+def packed_shape(columns: int, width: int) -> tuple[int, int, int, int]:
+    """Return the shape of a packed weight, ``[blocks, width / 2, n, 2]``.
 
-    A block has 48 columns, as pairs of neighbours. The last block is filled with zeros.
+    A block has n columns, as pairs of neighbours: 32 with AMX, else 48. The last block is filled with zeros.
+    """
+    block = 32 if _AMX[0] in _instructions() else 48
+    return -(-columns // block), width // 2, block, 2
+
+
+def packed_rooms(shapes: Sequence[tuple[int, int, int, int]]) -> list[Tensor]:
+    """Return memory for packed weights of these shapes, one after the other in large pages.
+
+    Decoding reads all weights in each step. Large pages save up to a third of the time of reading.
+    """
+    sizes = [math.prod(shape) for shape in shapes]
+    memory = np.empty(sum(sizes), dtype=np.int16)  # numpy requests large pages where the system has them
+    parts = torch.from_numpy(memory).view(torch.bfloat16).split(sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def packed_weight(weight: Tensor, room: Tensor | None = None) -> Tensor:
+    """Return a copy of ``weight``, ``[columns, width]``, of `packed_shape`, as `multiply` reads it, in ``room`` if
+    given.
     """
     weight = weight.contiguous()
     columns, width = weight.shape
-    found = weight.new_empty(-(-columns // _COLUMNS), width // 2, _COLUMNS, 2)
+    found = weight.new_empty(packed_shape(columns, width)) if room is None else room
     kernels().pack_weight(found.data_ptr(), weight.data_ptr(), columns, width // 2, torch.get_num_threads())
     return found
 

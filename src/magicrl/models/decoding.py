@@ -39,6 +39,8 @@ from magicrl.models.cpu_kernels import (
     multiply,
     multiply_rows,
     normalised,
+    packed_rooms,
+    packed_shape,
     packed_weight,
     rotate,
 )
@@ -98,6 +100,10 @@ class JoinedLinear:
         self._bias = _joined(given) if given else None
         self._weight = first if self._copies else _joined(self._sources)
         self._by_rows = ours and not self._copies and can_multiply_rows(self._weight)
+        self.packed_shape = packed_shape(self._columns, first.shape[1]) if self._multiplies else None
+        """Shape of the copy for magicrl's kernel, None without one."""
+        self.room: Tensor | None = None
+        """Memory of this shape for the copy."""
         self.version = -1
 
     @property
@@ -112,9 +118,11 @@ class JoinedLinear:
         version = sum(source._version for source in self._sources)  # torch counts in-place writes
         if version != self.version:
             whole = self._sources[0] if len(self._sources) == 1 else torch.cat(self._sources)
-            packed = packed_weight if self._multiplies else torch.ops.mkldnn._reorder_linear_weight
-            copied = Tensor.float if self._float32 else packed
-            self._weight = copied(whole.detach())
+            if self._multiplies:
+                self._weight = packed_weight(whole.detach(), self.room)
+            else:
+                copied = Tensor.float if self._float32 else torch.ops.mkldnn._reorder_linear_weight
+                self._weight = copied(whole.detach())
             self.version = version
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -239,6 +247,9 @@ class FusedDecoder:
         self._head = JoinedLinear([model.get_output_embeddings()], exact=exact, float32=self.float32_head)
         self.products = [p for layer in self._layers for p in layer.products] + [self._head]
         """Products in the order of the forward pass. The last is the head."""
+        packed = [(product, product.packed_shape) for product in self.products if product.packed_shape is not None]
+        for (product, _), room in zip(packed, packed_rooms([shape for _, shape in packed]), strict=True):
+            product.room = room
 
     def __call__(
         self, tokens: Tensor, positions: Tensor, context: AttentionContext, keep: Tensor | None = None

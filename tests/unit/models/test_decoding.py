@@ -9,7 +9,7 @@ from unittest.mock import Mock
 import builders
 import pytest
 import torch
-from cpu_marks import multiplied, served
+from cpu_marks import served
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
@@ -117,7 +117,7 @@ def spied(
     return spy, 4 * model.config.num_hidden_layers + 1, *both(model, fused_decoder(model))
 
 
-@multiplied
+@served
 @pytest.mark.parametrize("exact", [False, True])
 def test_bfloat16_products_are_magicrls(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spy, products, found, expected = spied("multiply", torch.bfloat16, exact, monkeypatch)
@@ -144,7 +144,7 @@ def test_float32_products_of_few_rows_are_magicrls(exact: bool, monkeypatch: pyt
         assert spy.call_count == (exact or rows == cpu_kernels.FEW_ROWS)
 
 
-@multiplied
+@served
 def test_a_product_that_is_magicrls_follows_its_weights() -> None:
     layers = [torch.nn.Linear(64, 32, dtype=torch.bfloat16) for _ in range(2)]
     product, x = decoding.JoinedLinear(layers), torch.randn(3, 64).bfloat16()

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from builders import SIZES, request, train_sample
-from cpu_marks import multiplied
+from cpu_marks import served
 from numpy.random import Generator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
@@ -235,7 +235,7 @@ def test_the_learner_multiplies_as_the_sampler_does(
     assert sampled.call_count == (layers - joined) * model.config.num_hidden_layers + 1
 
 
-@multiplied
+@served
 @pytest.mark.parametrize("gated", [False, True])
 def test_a_products_gradients_are_plain_ones(gated: bool) -> None:
     """Check a single layer, and one behind a gate, which the backward pass computes again."""

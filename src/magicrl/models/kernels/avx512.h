@@ -41,6 +41,7 @@ inline Floats whole(Floats x) { return _mm512_roundscale_ps(x, 0); }            
 inline Floats times_power(Floats x, Floats power) { return _mm512_scalef_ps(x, power); }    // x 2^power
 inline Mask less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }       // false for NaN
 inline Mask not_less(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_NLT_UQ); }  // true for NaN
+inline Mask greater(Bits a, Bits b) { return _mm512_cmpgt_epi32_mask(a, b); }
 inline Floats choose(Mask some, Floats x, Floats otherwise) { return _mm512_mask_mov_ps(otherwise, some, x); }
 inline Floats keep(Mask some, Floats x) { return _mm512_maskz_mov_ps(some, x); }  // 0 elsewhere
 inline float first_of(Floats x) { return _mm512_cvtss_f32(x); }

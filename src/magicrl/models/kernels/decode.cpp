@@ -7,12 +7,20 @@
 namespace {
 
 constexpr int CHUNK = 64;  // keys whose scores stand in the table at once
+
+}  // namespace
+
+#include "decode_tiles.h"
+
+namespace {
+
 constexpr int TILE = REGISTERS > 16 ? 4 : 3;  // queries that meet them together
 constexpr int BLOCK = 32;  // positions of a sequence whose queries are computed together
 
 // Queries that meet keys chunk by chunk: what they have seen so far, as an online softmax keeps it.
 template <class T>
 struct Queries {
+  using Number = T;
   static constexpr bool WIDE = sizeof(T) == sizeof(float);
   static constexpr bool TURNS = !WIDE || REGISTERS > 16;  // the keys, so that no sum of a score runs across a vector
   int dim, words;  // of a key: words of 32 bits, each a number or a pair
@@ -149,6 +157,18 @@ struct Queries {
     if (last - first == 1) tile<1>(first, v, count);
   }
 
+  void turn(int, int) {}
+
+  // Queries [first, last) meet a chunk of `whole` keys, of which query i sees the first `seen_by(i)`.
+  template <class Seen>
+  void see(int first, int last, const T* k, const T* v, int whole, const Seen& seen_by) {
+    turn(k, v, whole);
+    next = behind = nullptr;
+    for (; first < last && seen_by(first) < whole; ++first)
+      if (seen_by(first) > 0) tiles(first, first + 1, v, seen_by(first));
+    tiles(first, last, v, whole);
+  }
+
   // Queries [first, last) meet the first `length` tokens of a sequence, which begins at `offset` in every block.
   void meet(int first, int last, const T* const* k, const T* const* v, int64_t width, int64_t offset,
             int64_t length) {
@@ -174,6 +194,15 @@ struct Queries {
   }
 };
 
+template <class Run>
+void with_queries(int wide, const Run& run) {
+  if (wide) run((Queries<float>*)nullptr);
+#ifdef __AMX_BF16__
+  else if (has_tiles()) run((TileQueries*)nullptr);
+#endif
+  else run((Queries<bf16>*)nullptr);
+}
+
 }  // namespace
 
 extern "C" {
@@ -185,13 +214,14 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
             const void* response_v, int64_t response_width, const int64_t* order, const int64_t* parts,
             int64_t part_count, int64_t most_rows, const int64_t* owners, const int64_t* prompt_lengths,
             const int64_t* held, int64_t kv_heads, int64_t group, int64_t dim, float scale, int threads) {
-  in_precision(wide, [&](auto number) {
-    using T = decltype(number);
+  with_queries(wide, [&](auto* kind) {
+    using Kind = std::remove_pointer_t<decltype(kind)>;
+    using T = typename Kind::Number;
     const auto *prompt_keys = (const T* const*)prompt_k, *prompt_values = (const T* const*)prompt_v;
     const auto *keys = (T* const*)response_k, *values = (T* const*)response_v;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-      Queries<T> queries(int(most_rows * kv_heads * group), int(dim), scale);
+      Kind queries(int(most_rows * kv_heads * group), int(dim), scale);
 #pragma omp for schedule(dynamic)
       for (int64_t part = 0; part < part_count; ++part) {
         const int64_t* rows = order + parts[2 * part];
@@ -227,12 +257,13 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
 // [sequences, width, group] of the softmax.
 void attend_exactly(int wide, void* out, float* log_sums, const void* q, const void* k, const void* v,
                     int64_t sequences, int64_t width, int64_t keys, int64_t group, int64_t dim, float scale, int threads) {
-  in_precision(wide, [&](auto number) {
-    using T = decltype(number);
+  with_queries(wide, [&](auto* kind) {
+    using Kind = std::remove_pointer_t<decltype(kind)>;
+    using T = typename Kind::Number;
     const int64_t first = keys - width, blocks = (width + BLOCK - 1) / BLOCK;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-      Queries<T> queries(int(BLOCK * group), int(dim), scale);
+      Kind queries(int(BLOCK * group), int(dim), scale);
 #pragma omp for collapse(2) schedule(dynamic)
       for (int64_t sequence = 0; sequence < sequences; ++sequence)
         for (int64_t block = 0; block < blocks; ++block) {
@@ -240,18 +271,13 @@ void attend_exactly(int wide, void* out, float* log_sums, const void* q, const v
           const int64_t place = (sequence * width + begin) * group;
           queries.begin();
           std::memcpy(queries.q.data(), (const T*)q + place * dim, count * dim * sizeof(T));
+          queries.turn(0, int(count));
           for (int64_t at = 0; at < first + end; at += CHUNK) {
             const int64_t start = (sequence * keys + at) * dim;
             const int whole = int(std::min(int64_t(CHUNK), keys - at));
-            queries.turn((const T*)k + start, (const T*)v + start, whole);
-            queries.next = queries.behind = nullptr;
-            int query = 0;
-            for (; query < count; ++query) {  // those that do not see the whole chunk
-              const int seen = int(first + begin + query / group + 1 - at);
-              if (seen >= whole) break;
-              if (seen > 0) queries.tiles(query, query + 1, (const T*)v + start, seen);
-            }
-            queries.tiles(query, int(count), (const T*)v + start, whole);
+            queries.see(0, int(count), (const T*)k + start, (const T*)v + start, whole, [&](int64_t query) {
+              return int(std::clamp<int64_t>(first + begin + query / group + 1 - at, 0, whole));
+            });
           }
           for (int query = 0; query < count; ++query) {
             queries.write(query, (T*)out + (place + query) * dim);

@@ -3,11 +3,15 @@
 // A bfloat16 weight is kept in the order in which it is read, a float32 one as it is. A row's bits don't depend on the
 // other rows.
 
-#include "vectors.h"
+#include "tiles.h"
 
 namespace {
 
-constexpr int COLUMNS = 48;  // of a block of the weight
+#ifdef __AMX_BF16__
+constexpr int COLUMNS = 2 * SIDE;  // of a block of the weight
+#else
+constexpr int COLUMNS = 48;
+#endif
 // of a tile: its most rows, and vectors of its columns
 constexpr int MOST = REGISTERS > 16 ? 8 : 4, VECTORS = REGISTERS > 16 ? COLUMNS / 16 : 1;
 
@@ -24,6 +28,79 @@ void finished(bf16* out, int64_t columns, const float* sums, int rows, int64_t s
       store(out + row * columns + at, sum, here);
     }
 }
+
+#ifdef __AMX_BF16__
+
+// Where sums of up to 2 SIDE rows and COLUMNS columns belong in `out`.
+struct Place {
+  bf16* out;
+  const bf16 *bias, *residual;
+  int64_t columns, row, at, count;
+
+  // Rounds rows [first, end) of the sums once, after adding what is given. `far`: past the caches.
+  void write(const float* sums, int64_t first, int64_t end, bool far) const {
+    const int64_t some = columns - at;
+    for (int64_t i = first; i < std::min(end, count); ++i) {
+      const int64_t place = (row + i) * columns + at;
+      Floats sum[2];
+      for (int half = 0; half < 2; ++half) {
+        const Mask here = lanes(some - 16 * half);
+        sum[half] = load(sums + i * COLUMNS + 16 * half);
+        if (bias) sum[half] = sum[half] + load(bias + at + 16 * half, here);
+        if (residual) sum[half] = sum[half] + load(residual + place + 16 * half, here);
+        if (some < COLUMNS) store(out + place + 16 * half, sum[half], here);
+      }
+      const Bits both = (Bits)_mm512_cvtne2ps_pbh(sum[1], sum[0]);
+      if (some < COLUMNS) continue;
+      if (far) _mm512_stream_si512((Bits*)(out + place), both);
+      else store_bits(out + place, both);
+    }
+  }
+};
+
+// `multiply_packed` on tiles. While two by two tiles are multiplied, the sums before them are rounded, and the next block
+// of the weight arrives in the second cache.
+void multiply_on_tiles(bf16* out, const uint32_t* x, const uint32_t* weight, const bf16* bias, const bf16* residual,
+                       int64_t rows, int64_t pairs, int64_t columns, int threads) {
+  constexpr int64_t TOGETHER = 2 * SIDE, CACHED = 4 * TOGETHER;  // rows; those whose results stay in the caches
+  const int64_t whole = rows / TOGETHER * TOGETHER, parts = (rows + TOGETHER - 1) / TOGETHER, steps = pairs / SIDE;
+  std::vector<uint32_t> last(TOGETHER * pairs);  // the last rows, and zeros behind them
+  std::copy(x + whole * pairs, x + rows * pairs, last.begin());
+  const int64_t lines = COLUMNS * SIDE / 16 / parts + 1, each = (TOGETHER + steps - 1) / steps;  // of a step
+  const bool far = rows > CACHED && columns % COLUMNS == 0 && (uintptr_t)out % sizeof(Bits) == 0;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+  {
+    const Tiles tiles;
+    alignas(64) float sums[2][TOGETHER * COLUMNS];
+    int which = 0;
+    Place before{out, bias, residual, columns, 0, 0, 0};
+#pragma omp for schedule(static)
+    for (int64_t at = 0; at < columns; at += COLUMNS) {
+      const uint32_t *block = weight + at * pairs, *next = block + pairs * COLUMNS, *behind = next + pairs * COLUMNS;
+      for (int64_t row = 0; row < rows; row += TOGETHER, which = 1 - which) {
+        const uint32_t* left = row < whole ? x + row * pairs : last.data();
+        const auto meanwhile = [&](int step) {
+          for (int64_t i = 0; i < lines && next < behind; ++i, next += 16) _mm_prefetch((const char*)next, _MM_HINT_T1);
+          before.write(sums[1 - which], step * each, (step + 1) * each, far);
+        };
+        const int64_t count = std::min(TOGETHER, rows - row);
+        if (count > SIDE)
+          tile_product<2>(sums[which], COLUMNS, left, pairs, block, COLUMNS, int(pairs), false, meanwhile);
+        else
+          tile_product<1>(sums[which], COLUMNS, left, pairs, block, COLUMNS, int(pairs), false, meanwhile);
+        before.row = row, before.at = at, before.count = count;
+      }
+    }
+    before.write(sums[1 - which], 0, TOGETHER, far);
+    if (far) _mm_sfence();
+  }
+}
+
+#else
+
+void multiply_on_tiles(bf16*, const uint32_t*, const uint32_t*, const bf16*, const bf16*, int64_t, int64_t, int64_t, int) {}
+
+#endif
 
 // Of a float32 product: rows and columns of a tile, which with a row's part and a column's fill the registers, and bytes
 // of the rows and of the block of the weight that stay in the caches of level 1 and 2.
@@ -69,6 +146,10 @@ void pack_weight(uint32_t* to, const bf16* from, int64_t columns, int64_t pairs,
 // out [rows, columns] = x [rows, 2 pairs] times a packed weight, plus `bias` and `residual` [rows, columns] unless null.
 void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf16* bias, const bf16* residual,
                      int64_t rows, int64_t pairs, int64_t columns, int threads) {
+  if (has_tiles()) {
+    multiply_on_tiles(out, (const uint32_t*)x, weight, bias, residual, rows, pairs, columns, threads);
+    return;
+  }
   const int64_t blocks = (rows + MOST - 1) / MOST;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t at = 0; at < columns; at += COLUMNS)

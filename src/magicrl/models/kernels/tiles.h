@@ -36,10 +36,12 @@ class Tiles {
       own[16 + 2 * tile] = 64;  // bytes of a row
       own[48 + tile] = SIDE;
     }
+    asm volatile("" ::"r"(own) : "memory");  // GCC takes the next instruction to read 8 bytes
     _tile_loadconfig(own);
   }
   ~Tiles() {
     if (!has_tiles()) return;
+    asm volatile("" ::"r"(before_) : "memory");
     if (before_[0])
       _tile_loadconfig(before_);
     else
@@ -52,12 +54,21 @@ class Tiles {
   alignas(64) uint8_t before_[64];
 };
 
-// c = a b, or c += a b, of float32 [16 I, 32] for I in {1, 2}, in whole tiles.
-template <int I>
+struct Nothing {
+  void operator()(int) const {}
+};
+
+// Compilers do not know that tiles read memory.
+inline void written_before() { asm volatile("" ::: "memory"); }
+
+// c = a b, or c += a b, of float32 [16 I, 32] for I in {1, 2}, in whole tiles. `meanwhile` gets the number of each step:
+// tiles are multiplied beside other instructions.
+template <int I, class Meanwhile = Nothing>
 inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
-                         int pairs, bool add) {
+                         int pairs, bool add, const Meanwhile& meanwhile = {}) {
   const int64_t c_bytes = 4 * c_row, a_bytes = 4 * a_row, b_bytes = 4 * b_row;
   float* below = c + SIDE * c_row;
+  written_before();
   if (add) {
     _tile_loadd(0, c, c_bytes);
     _tile_loadd(1, c + SIDE, c_bytes);
@@ -80,6 +91,7 @@ inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_r
       _tile_dpbf16ps(2, 5, 6);
       _tile_dpbf16ps(3, 5, 7);
     }
+    meanwhile(pair / SIDE);
   }
   _tile_stored(0, c, c_bytes);
   _tile_stored(1, c + SIDE, c_bytes);
