@@ -141,8 +141,11 @@ def test_a_verl_score_tells_tests_from_answers() -> None:
         repr({"fn_name": "f", "inputs": [[1]], "outputs": [2]}),
     ):
         assert compute_score(**doubled, ground_truth=truth) == right
-    with pytest.raises(ValueError, match="begins like tests, and is neither JSON nor Python"):
+    with pytest.raises(ValueError, match=r"no tests of a program.*text but not JSON"):
         compute_score("any", "3", '{"inputs": ["1"], "outputs": [')
+    for truth in (["import math", "assert f(1 == 2"], ["assert f(1) == 2", 5], {"inputs": ["1"]}):
+        with pytest.raises(ValueError, match=r"ground_truth .*(does not parse|must be a list)"):
+            compute_score(**doubled, ground_truth=truth)
     with pytest.raises(ValueError, match="no tests"):
         compute_score("any", "3", "3", verifier="code")
     with pytest.raises(ValueError, match="maths or code, got 'exact'"):

@@ -388,10 +388,8 @@ def _submit_code(pool: CodePool, row: dict[str, Any], name: Any) -> Ticket:
     if "tests" not in row:
         raise ValueError("field 'tests' is missing")
     check_names(row, BESIDE)
-    tests = tests_object(row["tests"])
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
-    given_tests = {field: value for field, value in tests.items() if value is not None}
-    references = (json.dumps({**beside, **given_tests}),)
+    references = (json.dumps({**beside, **tests_object(row["tests"])}),)
     problem = Problem(id=str(name), prompt="", references=references, verifier="code", source="file")
     return pool.submit(problem, [text], bare=given[0] == "program")
 
@@ -635,10 +633,8 @@ def verify_code(
     """
     limits = Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb)
     # with the tests, and not as the pool's: each pool keeps processes
-    tests = {"time_limit": limits.cpu_seconds, "memory_limit_mb": limits.memory_mb} | {
-        field: value for field, value in tests.items() if value is not None
-    }
-    problem = Problem(id="direct", prompt="", references=(text_of_tests(tests),), verifier="code", source="direct")
+    limited = {"time_limit": limits.cpu_seconds, "memory_limit_mb": limits.memory_mb, **tests_object(tests)}
+    problem = Problem(id="direct", prompt="", references=(text_of_tests(limited),), verifier="code", source="direct")
     pool = _code_pool(reasoning)
     (verdict,) = pool.result(pool.submit(problem, [program], bare=not response))
     assert isinstance(verdict, CodeVerdict)

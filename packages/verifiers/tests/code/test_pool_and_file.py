@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -19,8 +20,10 @@ from magicrl.records import Outcome, Problem
 from magicrl_verifiers import JudgeOptions, VerifierPool
 from magicrl_verifiers.batch import verify_code_file
 from magicrl_verifiers.cli import code
+from magicrl_verifiers.code import checkers
 from magicrl_verifiers.code.judge import CodeOptions, CodePool, CodeProtocol
 from magicrl_verifiers.code.sandbox import Limits
+from magicrl_verifiers.code.suite import parse_suite
 from magicrl_verifiers.code.values import SLOTS
 from magicrl_verifiers.workers import Exhausted, Item
 
@@ -91,6 +94,27 @@ def test_a_result_that_stands_for_gigabytes_costs_the_judge_little(body: str, st
         peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         assert peak is not None
         assert int(peak[1]) < 2 << 20  # two GiB; half of the second result is more
+
+
+@pytest.mark.parametrize(
+    ("tests", "program", "status"),
+    [
+        ({"inputs": ["1"], "outputs": ["1"]}, "print(1)", "infrastructure_error"),
+        ({"inputs": ["1"], "outputs": ["1 " * (1 << 20)]}, "print('1 ' * (1 << 20))", "infrastructure_error"),
+        ({"inputs": ["1"], "outputs": ["1"]}, "print('1 ' * (1 << 20))", "output_limit"),
+        ({"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "def f(n): return n", "infrastructure_error"),
+        ({"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "def f(n): return [n] * (1 << 20)", "output_limit"),
+    ],
+)
+def test_memory_that_the_judge_lacks_is_the_programs_fault_only_after_a_flood(
+    tests: dict[str, Any], program: str, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("accepts_text", "same_result"):
+        monkeypatch.setattr(checkers, name, mock.Mock(side_effect=MemoryError))
+    with judge_of("auto") as judge:
+        verdict = judge.judge_program(program, parse_suite(tests))
+    assert verdict.status == status
+    assert "memory" in verdict.reason or status == "output_limit"
 
 
 def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:

@@ -8,14 +8,12 @@ In verl's configuration::
 
 from __future__ import annotations
 
-import ast
-import contextlib
-import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from magicrl_verifiers.batch import verify_code, verify_maths
+from magicrl_verifiers.code.suite import is_assertion, tests_object
 from magicrl_verifiers.records import Extract, Outcome, Reasoning
 
 _LIKE_TESTS = re.compile(r"""\s*(?:\{\s*["']\w+["']\s*:|\[\s*["'](?:.*["']\s*,\s*["'])?\s*assert )""", re.DOTALL)
@@ -54,11 +52,14 @@ def compute_score(
     """
     if verifier not in (None, "maths", "code"):
         raise ValueError(f"verifier must be maths or code, got {verifier!r}")
-    tests = None if verifier == "maths" else _tests(ground_truth)
-    if tests is not None:
+    if verifier == "code" or (verifier is None and _are_tests(ground_truth)):
+        try:
+            tests = tests_object(ground_truth)
+        except ValueError as error:
+            raise ValueError(f"ground_truth holds no tests of a program, got {ground_truth!r:.60}: {error}") from error
         verdict = verify_code(tests, solution_str, response=True, reasoning=reasoning, time_limit=time_limit)
-    elif verifier == "code":
-        raise ValueError(f"ground_truth holds no tests of a program, got {ground_truth!r:.60}")
+        if verdict.decided_by == "suite":
+            raise ValueError(f"ground_truth {ground_truth!r:.60}: {verdict.reason}")
     else:
         assert not isinstance(ground_truth, Mapping)
         options: dict[str, Any] = {"reasoning": reasoning, "extract": extract, "time_limit": time_limit}
@@ -67,24 +68,9 @@ def compute_score(
     return {"score": verdict.reward, "acc": float(verdict.correct), "judged": float(judged)}
 
 
-def _tests(ground_truth: Any) -> Mapping[str, Any] | None:
-    """Return the tests of a program; None where it is an answer.
-
-    Raises:
-        ValueError: it begins like tests and is none.
-    """
-    found = ground_truth
-    if isinstance(found, str) and _LIKE_TESTS.match(found):
-        for read in (json.loads, ast.literal_eval):  # parquet files have Python's repr, too
-            with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-                found = read(ground_truth)
-                break
-        else:
-            raise ValueError(f"ground_truth begins like tests, and is neither JSON nor Python: {found!r:.60}")
-    if isinstance(found, str) and found.lstrip().startswith("assert "):
-        found = [found]
-    if isinstance(found, list | tuple):
-        asserts = [str(one).lstrip().startswith("assert ") for one in found]
-        if any(asserts):  # else one program, whose imports come first
-            return {"assert_case": list(found)} if all(asserts) else {"test_code": "\n".join(map(str, found))}
-    return found if isinstance(found, Mapping) else None
+def _are_tests(ground_truth: Any) -> bool:
+    """Return whether the tests of a program are given, and not an answer."""
+    if isinstance(ground_truth, str):
+        return is_assertion(ground_truth) or _LIKE_TESTS.match(ground_truth) is not None
+    several = isinstance(ground_truth, Iterable) and any(map(is_assertion, ground_truth))
+    return isinstance(ground_truth, Mapping) or several

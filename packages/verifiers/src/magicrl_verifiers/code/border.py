@@ -11,16 +11,13 @@ import contextlib
 import copy
 import dataclasses
 import functools
-import importlib
 import inspect
 import io
-import random
 import sys
 import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
-from unittest import mock
 
 from magicrl_verifiers.code import values
 from magicrl_verifiers.code.remote import (
@@ -45,6 +42,8 @@ _NO_ERRORS_OF = ("unittest", "magicrl", "pytest")
 """Modules whose exceptions steer a test run: never raised for a program."""
 _REMEMBERED = 8
 """Results of the program that are kept to decide whether the program caused an error."""
+_OF_OPAQUE = ("eq", "lt", "le", "gt", "ge", "is_", "isinstance", "issubclass", "type", "hash", "str", "repr", "format")
+"""Operators whose result may be plain data although an operand is opaque (see `Client.operate`)."""
 _STAND_INS = (io.StringIO, io.BytesIO, types.GeneratorType)
 caller: Callable[[int], types.FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
 
@@ -162,9 +161,21 @@ class Client(Peer):
         """Return whether the program has been given this object, so that it may have returned it."""
         return any(value is one for one in self._lent)
 
-    def operate(self, name: str, *operands: Any) -> Any:
-        """Apply a function of `operator` or a built-in one in the program's process."""
-        return self.call({"operator": name}, operands, {})
+    def operate(self, name: str, *operands: Any, maker: str = "") -> Any:
+        """Apply a function of `operator` or a built-in one in the program's process.
+
+        Args:
+            maker: name that made an operand which is no known class, and is shown a value of the tests here. The result
+                is opaque: it must be an object, and so must what is computed of it, or it could claim to be right.
+        """
+        opaque = (one._shown for one in operands if isinstance(one, ProgramObject))  # pyright: ignore[reportPrivateUsage]
+        maker = next((one for one in opaque if one not in ("", *self.classes)), maker)
+        found = self.call({"operator": name}, operands, {})
+        if maker and name not in _OF_OPAQUE:
+            if not isinstance(found, ProgramObject):
+                raise TypeError(f"the program returned an object where a value was expected ({name})")
+            object.__setattr__(found, "_shown", maker)
+        return found
 
     def ask(self, op: str, target: Mapping[str, Any], *given: Any, **fields: Any) -> Any:
         """Send any other request: ``get``, ``set``, ``delete``, ``wait``."""
@@ -401,18 +412,20 @@ class ProgramObject:
     #
     # An operator that shows the program a value of the tests' (``f(2) == 4``, ``3 in f(2)``) is left to the program
     # only for objects of a class: made by a capitalised name of which the tests use attributes (``Stack().push``).
-    # Else any result could claim to be right.
+    # Else any result could claim to be right. Arithmetic may show it (``Vector(1, 2) * 3``): see `Client.operate`.
 
     __doc__ = property(lambda self: self.__getattr__("__doc__"))  # pyright: ignore[reportAssignmentType]
     # no `__dict__`, so that `vars` and `__dict__` read the program's
-    __slots__ = ("__weakref__", "_client", "_made_by", "_name", "_target")
+    __slots__ = ("__weakref__", "_client", "_made_by", "_name", "_shown", "_target")
     _client: Client
     _target: Mapping[str, Any]
     _name: str
     _made_by: str
+    _shown: str
 
     def __init__(self, client: Client, target: Mapping[str, Any], name: str = "") -> None:
-        for attribute, value in (("_client", client), ("_target", target), ("_name", name), ("_made_by", "")):
+        given = {"_client": client, "_target": target, "_name": name, "_made_by": "", "_shown": ""}
+        for attribute, value in given.items():
             object.__setattr__(self, attribute, value)
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
@@ -422,9 +435,11 @@ class ProgramObject:
         return made
 
     def __getattr__(self, name: str) -> Any:
-        made_by = self._made_by or self._name
+        made_by = self._made_by or self._shown or self._name
         if made_by and not name.startswith("__"):  # those that numpy and others look for
             self._client.classes.add(made_by)
+        elif self._shown and self._shown not in self._client.classes:
+            raise AttributeError(name)  # else `__array__` would be a number of its choice
         return self._client.ask("get", self._target, attribute=name)
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -486,16 +501,18 @@ def is_named(remote: ProgramObject) -> bool:
 
 def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[..., Any]:
     """Return an operator that is left to the program; ``shows``: it would show its other operand to the program."""
+    arithmetic = shows and function not in ("lt", "le", "gt", "ge")
 
     def operate(self: ProgramObject, *given: Any) -> Any:
         client, made_by = self._client, self._made_by  # pyright: ignore[reportPrivateUsage]
-        if shows and not client.may_see(made_by, given[0]):
+        unknown = shows and not client.may_see(made_by, given[0])
+        maker = (made_by or self._shown) if unknown and arithmetic else ""  # pyright: ignore[reportPrivateUsage]
+        if unknown and not maker:
             raise TypeError(f"the program returned an object where a value was expected ({function})")
-        operands = (*given, self) if turned else (self, *given)
-        found = client.operate(function, *operands)
+        found = client.operate(function, *((*given, self) if turned else (self, *given)), maker=maker)
         # (1, 2) + (3, 4) is an object again: two numbers would give a number
-        arithmetic = shows and function not in ("lt", "le", "gt", "ge")
-        if arithmetic and made_by and isinstance(found, ProgramObject) and isinstance(given[0], ProgramObject):
+        objects = arithmetic and isinstance(found, ProgramObject) and isinstance(given[0], ProgramObject)
+        if objects and made_by and not found._shown:  # pyright: ignore[reportPrivateUsage]
             client.classes.add(made_by)
         return found
 
@@ -649,51 +666,3 @@ def refuse_introspection(namespace: dict[str, Any]) -> None:
         for name in names:
             if isinstance(found := getattr(module, name), types.FunctionType):
                 setattr(module, name, guarded(found))
-
-
-# --- what tests replace is replaced in the program's process too ----------------------------------------------------
-
-
-def mirror(client: Client) -> None:
-    """Pass on to the program a ``patch`` of a module that both processes have, and a seed of ``random``."""
-    attributes: Any = mock._patch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
-    _around(
-        attributes,
-        lambda patcher: _replay(client, patcher, getattr(patcher.target, patcher.attribute)),
-        lambda patcher: _replay(client, patcher),
-    )
-    seed = random.seed
-
-    def seeded(*given: Any, **named: Any) -> None:
-        seed(*given, **named)
-        client.seed(*given, **named)
-
-    random.seed = seeded
-
-
-def _around(kind: Any, entered: Callable[[Any], None], left: Callable[[Any], None]) -> None:
-    enter, leave = kind.__enter__, kind.__exit__
-
-    def do_enter(patcher: Any) -> Any:
-        found = enter(patcher)
-        entered(patcher)
-        return found
-
-    def do_leave(patcher: Any, *error: Any) -> Any:
-        left(patcher)
-        return leave(patcher, *error)
-
-    kind.__enter__, kind.__exit__ = do_enter, do_leave
-
-
-def _replay(client: Client, patcher: Any, *value: Any) -> None:
-    target = patcher.target
-    shared = isinstance(target, types.ModuleType | type) and not isinstance(target, ProgramModule)
-    if not shared or (target.__name__, patcher.attribute) in NOT_MIRRORED:
-        return
-    is_module = isinstance(target, types.ModuleType)
-    module, path = (target.__name__, []) if is_module else (target.__module__, [target.__qualname__])
-    # patches of the program's own module go through `ProgramModule.__setattr__`
-    if module in PROGRAM_MODULES or (path and not hasattr(importlib.import_module(module), path[0])):
-        return
-    client.replace(module, path, patcher.attribute, *value)

@@ -187,6 +187,8 @@ _ATTEMPTS = 2
 _MAX_REASON = 300
 _MOST_AHEAD = 32
 _MAX_CHECKED = 16 << 20
+_LARGE = 1 << 20
+"""Bytes of output that cannot fill the memory of the judge."""
 _HEAVY = re.compile(r"\b(?:numpy|scipy|pandas)\b")
 
 
@@ -352,8 +354,8 @@ class _Trial:
                 # a batch makes compiled form and descriptors once, but is wasted on a program that fails at its start
                 self._ahead = min(4 * self._ahead, _MOST_AHEAD)
                 return found
-            except SandboxLost as error:
-                lost = error
+            except (SandboxLost, MemoryError) as error:
+                lost = error if isinstance(error, SandboxLost) else SandboxLost("the judge ran out of memory")
                 # fresh processes, and only the next test, so that a second loss is caused by this test
                 self._sandbox.close()
                 self._program.close()
@@ -373,13 +375,18 @@ class _Trial:
             return  # the others come later
         # fewer observations than tests: the runs stop at the first failure or when the time is up
         for case, (seen, failed) in zip(cases, self._observe(cases), strict=False):
-            if failed is not None:
-                yield failed
-            elif isinstance(case, StdinCase):
-                yield self._stdin(case, seen)
-            else:
-                assert isinstance(case, CallCase)
-                yield self._call(case, seen)
+            assert not isinstance(case, AssertCase)
+            yield failed or self._compared(case, seen)
+
+    def _compared(self, case: StdinCase | CallCase, seen: Observation) -> tuple[str, str] | None:
+        try:
+            return self._stdin(case, seen) if isinstance(case, StdinCase) else self._call(case, seen)
+        except MemoryError:
+            wanted = case.output or "" if isinstance(case, StdinCase) else json.dumps(values.encode(case.expected))
+            # the program is not to blame if it writes little, or about as much as was expected
+            if len(seen.output or seen.result) <= max(_LARGE, 2 * len(wanted)):
+                raise
+            return "output_limit", "its output is too large to be compared"
 
     def _present_limits(self) -> Limits:
         return dataclasses.replace(self._limits, cpu_seconds=present_cpu(self._limits.cpu_seconds, self._left))
@@ -439,9 +446,7 @@ class _Trial:
         try:
             message = json.loads(seen.result)
             accepted = self._accepts_value(case, message)
-        except MemoryError:
-            return "output_limit", "the result is too large"
-        except (SandboxLost, CheckerFailed):
+        except (SandboxLost, CheckerFailed, MemoryError):
             raise
         except Exception:  # noqa: BLE001 - a program may write any form, also one that `values.encode` never makes
             return "wrong_answer", "the result is no plain data"
@@ -643,7 +648,9 @@ class CodeHandler(RequestHandler):
         self._memory = psutil.Process()
         self._most = self._memory.memory_info().rss + _GROWTH_MB * 2**20
         # a result in a few bytes may stand for gigabytes here; only the soft limit, since programs inherit the hard one
-        room = self._memory.memory_info().vms + ((max(options.limits.memory_mb, _LEAST_MB) + _GROWTH_MB) << 20)
+        room = self._memory.memory_info().vms + (
+            (max(options.limits.memory_mb, 4 * options.limits.output_mb, _LEAST_MB) + _GROWTH_MB) << 20
+        )
         lower_soft(resource.RLIMIT_AS, room)
         self._suite: Suite | None = None
         self._trouble = ""
@@ -671,7 +678,5 @@ class CodeHandler(RequestHandler):
             if request["program"]:
                 return self._judge.judge_program(request["text"], suite)
             return self._judge.judge_response(request["text"], suite)
-        except MemoryError:
-            return code_verdict("output_limit", "its output is too large to be compared", total=total)
         except Exception as error:  # noqa: BLE001 - a hostile output must not end the worker; the pool retries elsewhere
             return code_verdict("infrastructure_error", f"the judge raised {error!r}", total=total)

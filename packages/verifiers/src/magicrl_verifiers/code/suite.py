@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import difflib
 import json
 import math
@@ -313,7 +314,7 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     """Return the typed tests of a problem.
 
     Args:
-        tests: the ``tests`` object, or its JSON text.
+        tests: what `tests_object` takes.
         extra: other place of ``checker``, ``time_limit``, ``memory_limit_mb`` and ``float_tolerance``.
 
     Raises:
@@ -321,7 +322,7 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     """
     tests = tests_object(tests)
     # a field inside `tests` overrides the same field next to it
-    merged: dict[str, Any] = {**(extra or {}), **{k: v for k, v in tests.items() if v is not None}}
+    merged: dict[str, Any] = {**(extra or {}), **tests}
     for name in _INTERACTIVE:
         if merged.get(name):
             raise SuiteError(f"field {name!r}: interactive problems are not supported; leave this problem out")
@@ -371,21 +372,38 @@ def check_names(given: Collection[str], known: Sequence[str], *, inside: str = "
 
 
 def tests_object(tests: Any) -> Mapping[str, Any]:
-    """Return the ``tests`` of a problem as an object: from its text, or from a list of assertions.
+    """Return the ``tests`` of a problem as an object without its null fields.
+
+    Args:
+        tests: the object, a list of assertions or one assertion, or their text in JSON or Python.
 
     Raises:
-        SuiteError: it is neither.
+        SuiteError: it is none of these.
     """
     if isinstance(tests, str):
-        try:
-            tests = json.loads(tests)
-        except (ValueError, RecursionError) as error:
-            raise SuiteError(f"field 'tests' is text but not JSON: {error}") from error
-    if isinstance(tests, list):
-        tests = {"assert_case": tests}
+        tests = [tests] if is_assertion(tests) else _read(tests)
+    if isinstance(tests, list | tuple):
+        assertions = [is_assertion(one) for one in tests]
+        # else one program, whose imports come first
+        mixed = any(assertions) and not all(assertions) and all(isinstance(one, str) for one in tests)
+        tests = {"test_code": "\n".join(tests)} if mixed else {"assert_case": list(tests)}
     if not isinstance(tests, Mapping):
         raise SuiteError(f"field 'tests' must be an object, got {type(tests).__name__}")
-    return tests
+    return {field: value for field, value in tests.items() if value is not None}
+
+
+def is_assertion(text: Any) -> bool:
+    """Return whether a text begins with an assertion."""
+    return isinstance(text, str) and text.lstrip().startswith("assert ")
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        with contextlib.suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            return ast.literal_eval(text)  # parquet files have Python's repr, too
+        raise SuiteError(f"field 'tests' is text but not JSON: {error}") from error
 
 
 def text_of_tests(tests: Mapping[str, Any] | Sequence[str]) -> str:

@@ -15,25 +15,28 @@ import builtins
 import dis
 import errno
 import functools
+import importlib
 import inspect
 import marshal
 import operator
+import random
 import sys
 import threading
 import types
 import unittest
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
+from unittest import mock
 
 from magicrl_verifiers.code import pytest_forms
 from magicrl_verifiers.code.border import (
+    NOT_MIRRORED,
     PROGRAM_MODULES,
     Client,
     Guard,
     ProgramModule,
     ProgramObject,
     caller,
-    mirror,
     of_program,
     refuse_introspection,
     same_object,
@@ -532,7 +535,7 @@ def run_tests(
     unittest.main = lambda *_, **__: types.SimpleNamespace(result=unittest.TestResult())  # pyright: ignore
     watch_unittest(namespace.ledger, functools.partial(same_object, client))
     refuse_introspection(namespace)
-    mirror(client)
+    _mirror(client)
     threading.excepthook = namespace.ledger.note_thread
     # it cannot be taken off again, so test code that is misled cannot either
     sys.addaudithook(Guard(namespace, client))
@@ -623,3 +626,48 @@ def _replacements(client: Client) -> dict[str, Any]:
         _SAME: functools.partial(same_object, client),
         _ASSIGN: client.assign,
     }
+
+
+def _mirror(client: Client) -> None:
+    """Pass on to the program a ``patch`` of a module that both processes have, and a seed of ``random``."""
+    attributes: Any = mock._patch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    _around(
+        attributes,
+        lambda patcher: _replay(client, patcher, getattr(patcher.target, patcher.attribute)),
+        lambda patcher: _replay(client, patcher),
+    )
+    seed = random.seed
+
+    def seeded(*given: Any, **named: Any) -> None:
+        seed(*given, **named)
+        client.seed(*given, **named)
+
+    random.seed = seeded
+
+
+def _around(kind: Any, entered: Callable[[Any], None], left: Callable[[Any], None]) -> None:
+    enter, leave = kind.__enter__, kind.__exit__
+
+    def do_enter(patcher: Any) -> Any:
+        found = enter(patcher)
+        entered(patcher)
+        return found
+
+    def do_leave(patcher: Any, *error: Any) -> Any:
+        left(patcher)
+        return leave(patcher, *error)
+
+    kind.__enter__, kind.__exit__ = do_enter, do_leave
+
+
+def _replay(client: Client, patcher: Any, *value: Any) -> None:
+    target = patcher.target
+    shared = isinstance(target, types.ModuleType | type) and not isinstance(target, ProgramModule)
+    if not shared or (target.__name__, patcher.attribute) in NOT_MIRRORED:
+        return
+    is_module = isinstance(target, types.ModuleType)
+    module, path = (target.__name__, []) if is_module else (target.__module__, [target.__qualname__])
+    # patches of the program's own module go through `ProgramModule.__setattr__`
+    if module in PROGRAM_MODULES or (path and not hasattr(importlib.import_module(module), path[0])):
+        return
+    client.replace(module, path, patcher.attribute, *value)

@@ -224,7 +224,10 @@ class Ratio(Shape):
 
 @dataclass(frozen=True, slots=True)
 class Clock(Shape):
-    """Time of day or duration ``h:mm(:ss)``; ``half`` is am, pm or empty; ``ratio`` is set where it may be a ratio."""
+    """Time of day or duration ``h:mm(:ss)``; ``ratio`` is set where it may be a ratio.
+
+    ``half``: am, pm, 24 (``03:00`` and ``3:00 hours``), or empty where the text leaves it open.
+    """
 
     seconds: int
     half: str

@@ -151,7 +151,7 @@ def _approximates(decimal: Expr, exact: Expr) -> bool:
 
 
 def same_ratio(reference: Shape, answer: Shape) -> bool | None:
-    if isinstance(reference, Clock) and isinstance(answer, Clock) and _moment(reference) == _moment(answer):
+    if isinstance(reference, Clock) and isinstance(answer, Clock) and _same_time(reference, answer):
         return True
     left, right = (one.ratio if isinstance(one, Clock) else one for one in (reference, answer))
     if isinstance(left, Ratio) and isinstance(right, Ratio):
@@ -171,10 +171,17 @@ def same_ratio(reference: Shape, answer: Shape) -> bool | None:
     return False
 
 
+def _same_time(reference: Clock, answer: Clock) -> bool:
+    # 3:00 leaves open which half of the day it is, 15:00 does not
+    either = not reference.half and reference.seconds < 13 * 3600
+    return _moment(reference) == _moment(answer) or (either and reference.seconds == answer.seconds)
+
+
 def _moment(clock: Clock) -> int:
     """Return the seconds after midnight; 12 am is midnight, 12 pm is noon."""
     half_day = 12 * 3600
-    return clock.seconds % half_day + half_day * (clock.half == "pm") if clock.half else clock.seconds
+    in_half = clock.half in ("am", "pm")
+    return clock.seconds % half_day + half_day * (clock.half == "pm") if in_half else clock.seconds
 
 
 def one_value(items: Sequence[Shape]) -> bool:

@@ -505,7 +505,8 @@ class MathsVerifier:
                 reason = "the text denies or doubts its values"
             return make_verdict("no_answer", reason=reason, decided_by="extraction")
         pairs = [(reference, canonical_notation(close_braces(reference))) for reference in references]
-        joint, named = (joint_boxes(part, named=names) if box is not None else None for names in (False, True))
+        named = joint_boxes(part, named=True) if box is not None else None
+        joint = named and joint_boxes(part)
         try:
             with cpu_limit(STEPS_SECONDS):
                 verdict = None if named is None or named == joint else self._by_list(pairs, named)

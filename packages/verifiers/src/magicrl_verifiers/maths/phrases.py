@@ -194,6 +194,7 @@ def clock_time(tokens: Sequence[Token]) -> Clock | None:
     half = _HALVES_OF_DAY.get(re.sub(r"[ .]", "", match["half"] or "")) if match else None
     if match is None or half is None or not (match[2] or half):
         return None
+    half = half or ("24" if text.startswith("0") or "h" in text else "")  # 03:00, 3:00 hours
     values = [value for value in match.groups()[:3] if value]
     seconds = sum(int(value) * unit for value, unit in zip(values, (3600, 60, 1), strict=False))
     # 3:05 is a time; 3:5 may be a ratio as well
