@@ -7,10 +7,11 @@ A custom engine is a subclass of `RolloutEngine` with `generate`, `load_weights`
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
@@ -81,6 +82,23 @@ class Capabilities:
     in_flight: bool = False
     adapters: bool = False
     sleep: bool = False
+
+
+_declare = Capabilities.__init__
+
+
+@functools.wraps(_declare)
+def _declare_known(self: Capabilities, **declared: bool) -> None:
+    known = [field.name for field in fields(Capabilities)]
+    for name, value in declared.items():
+        if name not in known:
+            raise ValueError(
+                f"Capabilities({name}={value!r}): there is no such capability; leave it out. Known: {', '.join(known)}"
+            )
+    _declare(self, **declared)
+
+
+Capabilities.__init__ = _declare_known
 
 
 class RolloutEngine:
