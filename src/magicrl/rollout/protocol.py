@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -194,16 +194,13 @@ class RolloutEngine:
         """Free all resources. Safe to call twice."""
         self.interrupt()
 
-    def newest_weights(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def newest_weights(self) -> Generator[None]:
         """Inside this context, serve the newest weights as if nothing else were in flight, for evaluations.
 
         Requests that were in flight before are not yielded inside the context. They pause, or continue if no weights
         are loaded inside it.
         """
-        return self._set_aside()
-
-    @contextmanager
-    def _set_aside(self) -> Generator[None]:
         earlier, self._queue = self._queue, None
         try:
             yield
