@@ -354,7 +354,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     if config.rollout.replay is not None:
         with under("rollout.replay"):
             read_rollouts(Path(config.rollout.replay))
-    shape = _shape(policy)
+    shape = known_shape(policy)
     # The memory of other machines cannot be checked here.
     if here and shape is not None:
         counted = with_needed_reference(config)
@@ -467,7 +467,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
     _check_compiled("training", config.training, policy, device)
     _warn_of_slow_precision("training", config.training, policy, device)
     batches = trial_batches(config, policy)
-    shape = _shape(policy)
+    shape = known_shape(policy)
     if shape is not None:
         tokens = max(sum(len(sample) for sample in batch) for batch in batches)
         longest = max(len(sample) for batch in batches for sample in batch)
@@ -669,7 +669,7 @@ def _warn_of_slow_precision(section: str, model: ModelConfig, policy: LoadedMode
     """Warn if this CPU is slower in bfloat16 than in float32, with few rows and with many."""
     if device.type != "cpu" or model.dtype != "bfloat16":
         return
-    shape = _shape(policy)
+    shape = known_shape(policy)
     speeds = bfloat16_speeds(shape.hidden, shape.intermediate) if shape is not None else bfloat16_speeds()
     if max(speeds) < 1:
         _log.warning(
@@ -688,7 +688,7 @@ def _check_memory(
         raise ValueError(fault)
 
 
-def _shape(policy: LoadedModel) -> ModelShape | None:
+def known_shape(policy: LoadedModel) -> ModelShape | None:
     """Return the model's shape; None for an architecture whose memory the planner cannot count."""
     try:
         return shape_from_config(policy.model.config.to_dict(), policy.folder)
