@@ -81,7 +81,7 @@ def test_the_reward_is_the_weighted_mean_and_the_first_one_decides(file: Path) -
     assert [v.status for v in (right, wrong)] == ["matched", "mismatch"]
     assert [v.score for v in (right, wrong, long)] == pytest.approx([1.0, 0.25 / 1.25, (1 + 0.125) / 1.25])
     assert right.parts == {"exact": (1.0, 1.0), "brief": (0.25, 1.0)}
-    assert long.metrics == {"characters": 18.0}
+    assert long.metrics == {"brief_characters": 18.0}
     # another first reward decides about the same scores
     assert judged(f"0.25 * {file}:brief + exact", r"\boxed{6}")[0].outcome is Outcome.CORRECT
 
@@ -105,12 +105,14 @@ def test_without_the_deciding_reward_or_any_weight_nothing_is_judged(file: Path)
     assert found[0].seconds == 3.0
 
 
-def test_a_metric_that_two_rewards_return_has_the_name_of_each() -> None:
+def test_a_metric_has_the_name_of_its_reward_whatever_the_others_return() -> None:
     def of(**metrics: float) -> Verdict:
         return Verdict(outcome=Outcome.CORRECT, status="", score=1.0, metrics=metrics)
 
     (found,) = joined("a.py:f + b.py:g", [[of(length=10, lines=2)], [of(length=99)]])
-    assert found.metrics == {"f_length": 10, "lines": 2, "g_length": 99}
+    assert found.metrics == {"f_length": 10, "f_lines": 2, "g_length": 99}
+    (found,) = joined("a.py:f + b.py:g", [[of(length=10)], [of()]])
+    assert found.metrics == {"f_length": 10}
 
 
 def test_several_rewards_need_a_reference_if_one_does() -> None:

@@ -27,12 +27,10 @@ class EntropyEstimate:
     Attributes:
         mean: In nats per token.
         standard_error: Standard error with tokens clustered by response. Infinite with one response.
-        tokens: Number of response tokens.
     """
 
     mean: float
     standard_error: float
-    tokens: int
 
 
 def clustered_mean(totals_N: NDArray[np.float64], lengths_N: NDArray[np.int64]) -> EntropyEstimate:
@@ -53,7 +51,7 @@ def clustered_mean(totals_N: NDArray[np.float64], lengths_N: NDArray[np.int64]) 
     residuals = totals_N - mean * lengths_N
     # n / (n - 1) as in a sample variance. A single response shows no spread between responses.
     spread = math.sqrt(float((residuals**2).sum()) * count / (count - 1)) if count > 1 else math.inf
-    return EntropyEstimate(mean=mean, standard_error=spread / tokens, tokens=tokens)
+    return EntropyEstimate(mean=mean, standard_error=spread / tokens)
 
 
 def measure_entropy(completions: Sequence[Completion], estimator: EntropyEstimator) -> EntropyEstimate | None:

@@ -179,7 +179,7 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         facts["stated"] = _stated_facts(made.stated, made.hours)
     if price is not None:
         facts["price"] = price
-        facts["cost"] = _rounded(made.hours * made.options.gpus * price)
+        facts["cost"] = _rounded(made.hours * made.options.gpus * price, 2)
     if hours is not None:
         left, within = hours * 3600, 0
         for stage in made.stages:
@@ -219,9 +219,9 @@ def _range(made: Plan, value: float) -> list[float]:
     return [_rounded(value / made.calibration.factor), _rounded(value * made.calibration.factor)]
 
 
-def _rounded(value: float) -> float:
-    """Return a value with three decimals, or below 1 with four digits, so that little is not 0."""
-    return round(value, 3) if value >= 1 else float(f"{value:.4g}")
+def _rounded(value: float, decimals: int = 3) -> float:
+    """Return a value with so many decimals, or below 1 with four digits, so that little is not 0."""
+    return round(value, decimals) if value >= 1 else float(f"{value:.4g}")
 
 
 def _stage_facts(made: Plan, stage: StagePlan) -> dict[str, Any]:

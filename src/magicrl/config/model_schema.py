@@ -70,16 +70,6 @@ class ModelConfig(Section):
                 raise ValueError(f"compile with {name}: those layers cannot be compiled; leave one of them out")
         return self
 
-    @model_validator(mode="after")
-    def _checkpointing_is_stated_once(self) -> Self:
-        if self.gradient_checkpointing and self.checkpoint_above_tokens is not None:
-            raise ValueError(
-                f"checkpoint_above_tokens = {self.checkpoint_above_tokens} has no effect with gradient_checkpointing = "
-                "true, which recomputes every micro-batch; set gradient_checkpointing = false, or leave "
-                "checkpoint_above_tokens out"
-            )
-        return self
-
 
 class AdamWConfig(Section):
     """Settings of AdamW, except for the learning rate."""

@@ -93,10 +93,9 @@ class RolloutConfig(Section):
                 f"rollout.max_staleness = {self.max_staleness} and rollout.weight_lag = {self.weight_lag} both make "
                 "the sampler older than the learner; use one of them"
             )
-        for name in ("max_staleness", "weight_lag"):
-            if getattr(self, name) and self.engine == "replay":
-                raise ValueError(
-                    f'rollout.{name} = {getattr(self, name)} has no effect with rollout.engine = "replay", whose '
-                    "rollouts are recorded; set it to 0"
-                )
+        if self.max_staleness and self.engine == "replay":
+            raise ValueError(
+                f'rollout.max_staleness = {self.max_staleness} with rollout.engine = "replay": recorded rollouts are '
+                "not sampled ahead; set it to 0"
+            )
         return self

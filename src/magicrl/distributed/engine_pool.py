@@ -18,8 +18,8 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -198,9 +198,11 @@ class EnginePool(SchedulingEngine):
             pass
         return self._groups.ended()
 
-    def newest_weights(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def newest_weights(self) -> Generator[None]:
         """Inside this context, only requests submitted in it are returned; other samples are kept until after it."""
-        return self._groups.set_aside()
+        with self._groups.set_aside():
+            yield
 
     @property
     def devices(self) -> tuple[str, ...]:

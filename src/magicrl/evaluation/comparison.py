@@ -82,7 +82,8 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         return {"comparable": False, "why": "no problem was judged in both"}
     *columns, clusters = zip(*pairs, strict=True)
     first, second, longer = (np.array(column, dtype=np.float64) for column in columns)
-    difference = paired_difference(second, first, clusters)
+    p_value = permutation_test(second - first, clusters)
+    difference = paired_difference(second, first, clusters, p_value=p_value)
     return {
         "comparable": True,
         "settings_differ": differ,
@@ -91,7 +92,7 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         "before": float(first.mean()),
         "after": float(second.mean()),
         "difference": {"mean": difference.mean, "low": difference.low, "high": difference.high},
-        "p_value": permutation_test(second - first, clusters),
+        "p_value": p_value,
         "better": int(np.sum(second > first)),
         "worse": int(np.sum(second < first)),
         "tokens_difference": float(longer.mean()),

@@ -195,7 +195,9 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
     return float(np.mean(won / ties))
 
 
-def paired_difference(after: Values, before: Values, clusters: Clusters = None, *, span: float = 1.0) -> Interval:
+def paired_difference(
+    after: Values, before: Values, clusters: Clusters = None, *, span: float = 1.0, p_value: float | None = None
+) -> Interval:
     """Return the mean of ``after - before`` over the same problems, with an interval.
 
     The interval is a bootstrap over problems (fixed seed). With fewer clusters than problems it is Student's with the
@@ -205,7 +207,7 @@ def paired_difference(after: Values, before: Values, clusters: Clusters = None, 
 
     All three are too narrow where few problems differ: 4 of 100 won and none lost have p = 0.125. So the interval
     excludes zero only where `permutation_test` has p <= 0.05. A few templates are the exception: that test has too few
-    patterns for them, and their mean differences are close to normal.
+    patterns for them, and their mean differences are close to normal. A caller that has its ``p_value`` passes it.
     """
     delta = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
     n = len(delta)
@@ -224,8 +226,10 @@ def paired_difference(after: Values, before: Values, clusters: Clusters = None, 
         means = delta[rng.integers(0, n, size=(RESAMPLES, n))].mean(axis=1)
         low, high = np.quantile(means, [0.025, 0.975])
     few_templates = groups < n and groups <= _FEW_TEMPLATES
-    if (low > 0 or high < 0) and not few_templates and not _significant(delta, clusters):
-        low, high = min(low, 0.0), max(high, 0.0)
+    if (low > 0 or high < 0) and not few_templates:
+        significant = _significant(delta, clusters) if p_value is None else p_value <= 0.05
+        if not significant:
+            low, high = min(low, 0.0), max(high, 0.0)
     return Interval(mean=mean, low=float(low), high=float(high), problems=n, clusters=groups)
 
 

@@ -226,28 +226,23 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 @torch.no_grad()
-def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
-    """Replace the forward of every layer that is equal to one of these functions. Return how many of each kind were
-    replaced.
+def use_memory_efficient_layers(model: nn.Module) -> None:
+    """Replace the forward of every layer that is equal to one of these functions.
 
     A layer that differs by more than the rounding of its dtype keeps its own forward. A forward is a `partial` of the
     module and not a closure, so that the layer of a copied model finds its own weights.
     """
     LinearForward.put_into(model)
-    found = {"norms": 0, "gated": 0}
     for name in {type(module).__module__ for module in model.modules()}:
         _use_rotary(sys.modules.get(name))
     for module in model.modules():
         norm = _as_norm(module)
         if norm is not None:
             module.forward = norm
-            found["norms"] += 1
         elif {"gate_proj", "up_proj", "down_proj", "act_fn"} <= set(dict(module.named_children())):
             efficient = partial(_efficient_gated, module)
             if _equal(module, cast(nn.Module, module.gate_proj), efficient):
                 module.forward = efficient
-                found["gated"] += 1
-    return found
 
 
 def _use_rotary(file: Any) -> None:

@@ -344,12 +344,8 @@ class Difficulty(PipelineStep[DifficultyStep]):
         """Write ``work/difficulty.{txt,json,svg}``: the report's table for this model."""
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
         told, text = difficulty_report(document, drops=self._drops)
-        rule = self._settings.early_stop
-        rows = [row[1:] for name, row in document["counts"].items() if name not in document["overlong"]]
-        measured = [
-            (correct, counted) for correct, counted, total in rows if is_measured(correct, counted, total, rule)
-        ]
-        failures = Counter(failures_of_sixteen(*row) for row in measured)
+        measured = _measured(document, self._settings.early_stop)
+        failures = Counter(failures_of_sixteen(correct, counted) for _, correct, counted, _ in measured)
         picture = bars(
             f"Problems by failures of 16, {document['model']}",
             [failures[number] for number in range(17)],
@@ -360,12 +356,22 @@ class Difficulty(PipelineStep[DifficultyStep]):
         write_atomically(folder.work / "difficulty.txt", text + "\n")
         write_atomically(folder.work / "difficulty.svg", picture)
         context.watcher.note(text)
-        if len(measured) < len(rows):
+        unmeasured = len(document["counts"]) - len(document["overlong"]) - len(measured)
+        if unmeasured:
             context.watcher.note(
-                f"{len(rows) - len(measured)} problems were dropped because too few of their samples could be judged; "
+                f"{unmeasured} problems were dropped because too few of their samples could be judged; "
                 f"to judge them again, delete {folder.kept}, {folder.work / 'prepared.key'} and the folders of later "
                 "steps, and run the same command again"
             )
+
+
+def _measured(document: Mapping[str, Any], rule: EarlyStop | None) -> list[tuple[str, int, int, int]]:
+    """Return (ability, correct, judged, N) of each problem that fits the model and of which enough was judged."""
+    return [
+        (ability, correct, counted, total)
+        for name, (ability, correct, counted, total) in document["counts"].items()
+        if name not in document["overlong"] and is_measured(correct, counted, total, rule)
+    ]
 
 
 def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict[str, Any], str]:
@@ -383,16 +389,15 @@ def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict
     rest = "kept" if drops else "sometimes"
     lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{rest:>10}{'unmeasured':>12}")
     table: list[dict[str, Any]] = []
+    known = _measured(document, rule)
     for ability, word in ABILITIES.items():
-        rows = {name: row for name, row in document["counts"].items() if row[0] == ability}
-        measured = [
-            row for name, row in rows.items() if name not in document["overlong"] and is_measured(*row[1:], rule)
-        ]
+        rows = sum(row[0] == ability for row in document["counts"].values())
+        measured = [row for row in known if row[0] == ability]
         never = sum(correct == 0 for _, correct, _, _ in measured)
         always = sum(correct == counted for _, correct, counted, _ in measured)
         shares = {"never": never, "always": always, rest: len(measured) - never - always}
         if rows:
-            unmeasured = len(rows) - len(measured)
+            unmeasured = rows - len(measured)
             table.append({"ability": word, "problems": len(measured), **shares, "unmeasured": unmeasured})
             cells = "".join(f"{f'{100 * n / max(1, len(measured)):.1f} %':>10}" for n in shares.values())
             lines.append(f"{word:8}{len(measured):>10}{cells}{unmeasured:>12}")
@@ -401,12 +406,7 @@ def difficulty_report(document: Mapping[str, Any], *, drops: bool) -> tuple[dict
     told = {name: document[name] for name in ("model", "temperature", "max_tokens", "samples", "early_stop")}
     told["table"] = table
     if rule is not None:
-        judged = [
-            (correct, counted, total)
-            for _, correct, counted, total in document["counts"].values()
-            if is_measured(correct, counted, total, rule)
-        ]
-        closed = [(n, total) for correct, n, total in judged if correct in (0, n) and n < total]
+        closed = [(n, total) for _, correct, n, total in known if correct in (0, n) and n < total]
         # the expected number of problems for which a further sample would have had another outcome
         wrong = sum(1 - chance_of_the_same(n, total, rule.prior) for n, total in closed)
         told["expected_errors"] = round(wrong, 2)

@@ -310,15 +310,14 @@ def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, f
                 if len(set(names)) < len(names):
                     doubled = next(name for name in names if names.count(name) > 1)
                     raise ValueError(f"two problems have the id {doubled!r}; ids must be unique")
-                runner.run(_ask(chunk, settings, cache, judges))
+                votes = runner.run(_ask(chunk, settings, cache, judges))
                 for problem in chunk:
-                    keyed = _keyed(problem, settings)
                     # equal problems share votes
-                    votes = [
-                        replace(Vote(**cache.get(key)), problem=problem.id, judge=judge.shown_name, index=index)
-                        for key, judge, index in keyed
+                    own = [
+                        replace(votes[key], problem=problem.id, judge=judge.shown_name, index=index)
+                        for key, judge, index in _keyed(problem, settings)
                     ]
-                    yield decide(problem.id, votes, settings.threshold, undecided=settings.undecided == "keep")
+                    yield decide(problem.id, own, settings.threshold, undecided=settings.undecided == "keep")
         finally:
             for judge in judges:
                 runner.run(judge.close())
@@ -329,8 +328,8 @@ def votes_missing(problems: Iterable[Document], settings: JudgingSettings, *, fo
     missing = {judge.shown_name: 0 for judge in settings.judges}
     with open_cache(folder) as cache:
         for problem in problems:
-            for name, votes in _wanted([problem], settings, cache).items():
-                missing[name] += len(votes)
+            for _, name, _, ask in _wanted([problem], settings, cache).values():
+                missing[name] += ask
     return missing
 
 
@@ -351,60 +350,61 @@ def decide(problem: str, votes: Sequence[Vote], threshold: int, *, undecided: bo
 
 async def _ask(
     chunk: Sequence[Document], settings: JudgingSettings, cache: AnswerFile, judges: Sequence[JudgeClient]
-) -> None:
-    """Request the missing votes of all judges concurrently, and write each vote as it arrives.
+) -> dict[bytes, Vote]:
+    """Return all votes on the problems by key. The missing ones of all judges are requested concurrently, and each is
+    written as it arrives.
 
     After an error no new request is sent, but votes of running requests are still written, since they cost money.
     """
     failed: list[ValueError | ServerError] = []
+    wanted = _wanted(chunk, settings, cache)
+    votes = {key: vote for key, (_, _, vote, _) in wanted.items()}
 
-    async def work(judge: JudgeClient, waiting: Iterator[tuple[bytes, tuple[Document, Vote]]]) -> None:
-        for key, (problem, vote) in waiting:
+    async def work(judge: JudgeClient, waiting: Iterator[tuple[bytes, Document]]) -> None:
+        for key, problem in waiting:
             if failed:
                 return
             try:
-                cache.put(key, asdict(await judge.vote(problem, vote, key, lambda: bool(failed))))
+                votes[key] = await judge.vote(problem, votes[key], key, lambda: bool(failed))
+                cache.put(key, asdict(votes[key]))
             except (ValueError, ServerError) as error:
                 failed.append(error)
 
     workers: list[Any] = []
-    wanted = _wanted(chunk, settings, cache)
     for judge in judges:
-        waiting = iter(wanted[judge.settings.shown_name].items())
+        name = judge.settings.shown_name
+        waiting = iter([(key, problem) for key, (problem, owner, _, ask) in wanted.items() if ask and owner == name])
         # the workers of a judge share an iterator, so that each vote is requested once
         workers += [work(judge, waiting) for _ in range(judge.settings.concurrency)]
     await asyncio.gather(*workers)
     if failed:
         raise failed[0]
+    return votes
 
 
 def _wanted(
     problems: Sequence[Document], settings: JudgingSettings, cache: AnswerFile
-) -> dict[str, dict[bytes, tuple[Document, Vote]]]:
-    """Return the votes to request of each judge by key, so that equal problems share votes.
+) -> dict[bytes, tuple[Document, str, Vote, bool]]:
+    """Return problem, judge and stored vote of each key, and whether to request it. Equal problems share votes.
 
-    These are votes that are not stored, that failed, or that were unreadable in fewer attempts than are allowed now.
+    Votes to request are not stored, failed, or were unreadable in fewer attempts than are allowed now.
     """
-    wanted: dict[str, dict[bytes, tuple[Document, Vote]]] = {judge.shown_name: {} for judge in settings.judges}
+    found: dict[bytes, tuple[Document, str, Vote, bool]] = {}
     for problem in problems:
         for key, judge, index in _keyed(problem, settings):
+            if key in found:
+                continue
+            name = judge.shown_name
             vote = Vote(
-                problem=problem.id,
-                judge=judge.shown_name,
-                index=index,
-                status="unreadable",
-                keep=None,
-                reasons="",
-                criteria={},
+                problem=problem.id, judge=name, index=index, status="unreadable", keep=None, reasons="", criteria={}
             )
             if key in cache:
                 # earlier versions recorded no attempts, and made the default number of them
                 stored: dict[str, Any] = {"attempts": 3, **cache.get(key)}
                 vote = Vote(**stored)
             more = vote.status == "unreadable" and vote.attempts < judge.unreadable_attempts
-            if more or vote.status == "failed":
-                wanted[judge.shown_name][key] = problem, vote
-    return wanted
+            found[key] = problem, name, vote, more or vote.status == "failed"
+    return found
 
 
 def _keyed(problem: Document, settings: JudgingSettings) -> Iterator[tuple[bytes, VotingJudge, int]]:

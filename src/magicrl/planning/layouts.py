@@ -108,9 +108,7 @@ def lean_settings(demand: Demand, gpus: int) -> Iterator[Demand]:
     These are recomputation, a micro-batch of one longest sample, and the optimizer state in the host's memory.
     """
     yield demand
-    # A recipe sets one of the two: a limit of one token recomputes every micro-batch.
-    whole: dict[str, int] = {"checkpointing": True} if demand.checkpoint_above is None else {"checkpoint_above": 1}
-    demand = replace(demand, **whole)
+    demand = replace(demand, checkpointing=True)
     yield demand
     demand = replace(demand, micro_batch_tokens=min(demand.micro_batch_tokens, demand.longest))
     yield demand

@@ -297,11 +297,8 @@ def memory_fault(
 
 def _smaller(model: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
     """Yield settings that need less memory, each with its change."""
-    above = model.checkpoint_above_tokens  # a recipe sets one of the two
-    if above is None and not model.gradient_checkpointing:
+    if not model.gradient_checkpointing:
         yield "gradient_checkpointing = true", model.model_copy(update={"gradient_checkpointing": True})
-    if above is not None and above > 1:
-        yield "checkpoint_above_tokens = 1", model.model_copy(update={"checkpoint_above_tokens": 1})
     for tokens in (4096, 1024):
         if tokens < model.micro_batch_tokens:
             yield f"micro_batch_tokens = {tokens}", model.model_copy(update={"micro_batch_tokens": tokens})

@@ -7,10 +7,11 @@ A custom engine is a subclass of `RolloutEngine` with `generate`, `load_weights`
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
@@ -81,6 +82,23 @@ class Capabilities:
     in_flight: bool = False
     adapters: bool = False
     sleep: bool = False
+
+
+_declare = Capabilities.__init__
+
+
+@functools.wraps(_declare)
+def _declare_known(self: Capabilities, **declared: bool) -> None:
+    known = [field.name for field in fields(Capabilities)]
+    for name, value in declared.items():
+        if name not in known:
+            raise ValueError(
+                f"Capabilities({name}={value!r}): there is no such capability; leave it out. Known: {', '.join(known)}"
+            )
+    _declare(self, **declared)
+
+
+Capabilities.__init__ = _declare_known
 
 
 class RolloutEngine:
@@ -176,16 +194,13 @@ class RolloutEngine:
         """Free all resources. Safe to call twice."""
         self.interrupt()
 
-    def newest_weights(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def newest_weights(self) -> Generator[None]:
         """Inside this context, serve the newest weights as if nothing else were in flight, for evaluations.
 
         Requests that were in flight before are not yielded inside the context. They pause, or continue if no weights
         are loaded inside it.
         """
-        return self._set_aside()
-
-    @contextmanager
-    def _set_aside(self) -> Generator[None]:
         earlier, self._queue = self._queue, None
         try:
             yield

@@ -6,6 +6,7 @@ figures, from `Facts` only.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import re
@@ -29,7 +30,7 @@ from magicrl.models.prompts import PromptEncoder, render
 from magicrl.planning.hardware import known_hardware, load_hardware
 from magicrl.planning.memory import GIB, host_memory, run_terms
 from magicrl.planning.planner import Options, make_plan
-from magicrl.planning.shapes import ModelShape, shape_from_config
+from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import lengths_of_mean
 from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.training.assemble import Built, OwnedVerifiers
@@ -39,6 +40,7 @@ from magicrl.training.metrics import answers_of
 from magicrl.training.objective import entropy_controller
 from magicrl.training.protocols import NotFiniteError, TrainingStopped
 from magicrl.training.reward_probes import RewardFacts, probe_reward
+from magicrl.training.start_checks import known_shape
 from magicrl.training.step import Trainer, buffer_samples
 
 Report: TypeAlias = Callable[[str], None]
@@ -362,9 +364,11 @@ class _Bench:
             candidates.append(("the prompt without the chat template", remedy, problems, encoder))
         for name, remedy, asked, encoder in candidates:
             try:
-                again = self._ask(asked, samples=self._stage.group_size, name=f"preflight {name}", encoder=encoder)
+                for problem in asked:
+                    encoder.encode(problem)
             except ValueError:  # the vocabulary lacks a word, or a conversation has no template
                 continue
+            again = self._ask(asked, samples=self._stage.group_size, name=f"preflight {name}", encoder=encoder)
             after = [float(group.correct.mean()) for group in again]
             rise = paired_difference(after, before)
             forms.append(
@@ -636,13 +640,16 @@ def _cost(
 ) -> CostFacts:
     """Return seconds by stage from the last step here, which had no set-up, and memory."""
     measured = float(steps[-1].values["time/step"] or 0.0)
-    try:
-        shape = shape_from_config(built.start.model.config.to_dict(), built.start.folder)
-        planned = _planned_seconds(config, shape, built, prompts, learnable)
+    shape, planned = known_shape(built.start), None
+    if shape is not None:
+        # The planner may not know the teacher's architecture, or find no layout.
+        with contextlib.suppress(ValueError):
+            planned = _planned_seconds(config, shape, built, prompts, learnable)
+    if planned is not None:
         factor = measured / planned[1]
         seconds = tuple(factor * value for value in planned[0])
-    except ValueError:  # an architecture that the planner does not know
-        shape, factor = None, None
+    else:
+        factor = None
         first = config.in_stage(0).stages[0]
         a_token = measured / (prompts * first.group_size * first.max_tokens)
         seconds = tuple(a_token * s.rollout_batch * s.group_size * s.max_tokens for s in config.stages)

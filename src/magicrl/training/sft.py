@@ -150,13 +150,10 @@ def _partial(output: Path) -> Path:
     return output.with_name(f"{output.name}.partial")
 
 
-def run_sft(
-    config: SftConfig,
-    output: Path,
-    on_step: OnStep | None = None,
-    *,
-    checkpoint_seconds: float = 120.0,
-) -> Path:
+_CHECKPOINT_SECONDS = 120.0  # between checkpoints; changes no result
+
+
+def run_sft(config: SftConfig, output: Path, on_step: OnStep | None = None) -> Path:
     """Train the recipe's model into ``output``: a complete model folder with ``sft.json``, or nothing.
 
     A model that the same recipe trained there is reused. Unfinished work is in ``<output>.partial`` next to it, from
@@ -166,7 +163,6 @@ def run_sft(
         config: The recipe.
         output: Model folder to write.
         on_step: Progress callback.
-        checkpoint_seconds: Wall-clock time between checkpoints. It changes no result.
 
     Returns:
         ``output``.
@@ -180,7 +176,7 @@ def run_sft(
         with only_writer(partial, wait=True):  # of several runs with the same initial model, one trains it
             # Checked again inside: another process may have trained it in the meantime.
             if finished_model(config, output) is None:
-                _make(config, output, partial, on_step, checkpoint_seconds)
+                _make(config, output, partial, on_step)
     # Also removes what a process left that was killed after its last move.
     shutil.rmtree(partial, ignore_errors=True)
     return output
@@ -191,7 +187,6 @@ def _make(
     output: Path,
     partial: Path,
     on_step: OnStep | None,
-    checkpoint_seconds: float,
 ) -> None:
     write_atomically(partial / "recipe_hash", recipe_hash(config))  # claims the folder, as `finished_model` allowed
     former = torch.get_num_threads()
@@ -199,7 +194,7 @@ def _make(
     try:
         policy = start_policy(config, output)
         with CheckpointWriter(partial) as writer:
-            journal, learner = _train(config, policy, partial, writer, on_step, checkpoint_seconds)
+            journal, learner = _train(config, policy, partial, writer, on_step)
         # What is needed to reproduce the model, and how training went.
         record = {
             "schema_version": SCHEMA_VERSION,
@@ -282,7 +277,6 @@ def _train(
     partial: Path,
     writer: CheckpointWriter,
     on_step: OnStep | None,
-    checkpoint_seconds: float,
 ) -> tuple[dict[str, Any], LocalLearner]:
     """Train all phases, from the last checkpoint if there is one. Returns losses by phase, tokens and seconds."""
     learner = LocalLearner(
@@ -319,7 +313,7 @@ def _train(
             done = sum(map(len, losses))
             if on_step is not None:
                 on_step(done, total)
-            if now - saved >= checkpoint_seconds:
+            if now - saved >= _CHECKPOINT_SECONDS:
                 tensors, rest = split_state("learner", learner.state())
                 state = {"learner": rest, "journal": journal}
                 writer.begin(Checkpoint(step=done, tensors=tensors, state=state), keep_last=1)

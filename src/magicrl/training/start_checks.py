@@ -315,6 +315,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     _check_packages(config)
     _check_plugins(config)
     _warn_of_unused_settings(config)
+    _warn_of_unused_limit("model", config.model)
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
@@ -353,7 +354,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     if config.rollout.replay is not None:
         with under("rollout.replay"):
             read_rollouts(Path(config.rollout.replay))
-    shape = _shape(policy)
+    shape = known_shape(policy)
     # The memory of other machines cannot be checked here.
     if here and shape is not None:
         counted = with_needed_reference(config)
@@ -458,6 +459,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
         # The model exists already: only the model itself can be unusable.
         return load_policy(made)
     check_peft("training", config.training)
+    _warn_of_unused_limit("training", config.training)
     with under("run.device"):
         device = resolve_device(config.run.device)
     policy = start_policy(config, output)
@@ -465,7 +467,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
     _check_compiled("training", config.training, policy, device)
     _warn_of_slow_precision("training", config.training, policy, device)
     batches = trial_batches(config, policy)
-    shape = _shape(policy)
+    shape = known_shape(policy)
     if shape is not None:
         tokens = max(sum(len(sample) for sample in batch) for batch in batches)
         longest = max(len(sample) for batch in batches for sample in batch)
@@ -567,6 +569,8 @@ def _warn_of_unused_settings(config: TrainConfig) -> None:
         _log.warning("evaluation.every = %d: no effect without data.validation", evaluation.every)
     if config.data.validation and not validated:
         _log.warning("data.validation: no effect without evaluation.every")
+    if config.rollout.weight_lag and config.rollout.engine == "replay":
+        _log.warning('rollout.weight_lag: no effect with rollout.engine = "replay", whose rollouts are recorded')
     for name in _stated(evaluation, "pass_at", "start_pass_at"):
         if 1.0 not in evaluation.temperatures:
             _log.warning("evaluation.%s: no effect without 1.0 in evaluation.temperatures", name)
@@ -589,6 +593,11 @@ def _warn_of_unused_settings(config: TrainConfig) -> None:
             'evaluation.every, or stages.transition.rule = "fixed"',
             config.data.sampler,
         )
+
+
+def _warn_of_unused_limit(section: str, model: ModelConfig) -> None:
+    if model.gradient_checkpointing and model.checkpoint_above_tokens is not None:
+        _log.warning("%s.checkpoint_above_tokens: no effect with %s.gradient_checkpointing", section, section)
 
 
 def _stated(table: Section, *names: str) -> list[str]:
@@ -660,7 +669,7 @@ def _warn_of_slow_precision(section: str, model: ModelConfig, policy: LoadedMode
     """Warn if this CPU is slower in bfloat16 than in float32, with few rows and with many."""
     if device.type != "cpu" or model.dtype != "bfloat16":
         return
-    shape = _shape(policy)
+    shape = known_shape(policy)
     speeds = bfloat16_speeds(shape.hidden, shape.intermediate) if shape is not None else bfloat16_speeds()
     if max(speeds) < 1:
         _log.warning(
@@ -679,7 +688,7 @@ def _check_memory(
         raise ValueError(fault)
 
 
-def _shape(policy: LoadedModel) -> ModelShape | None:
+def known_shape(policy: LoadedModel) -> ModelShape | None:
     """Return the model's shape; None for an architecture whose memory the planner cannot count."""
     try:
         return shape_from_config(policy.model.config.to_dict(), policy.folder)

@@ -49,6 +49,14 @@ def test_a_wrong_name_says_the_nearest_before_anything_is_loaded(toy_recipe: Pat
         make_engine(f"{tmp_path}/mine.py:make", EngineSettings(model="nowhere"))
 
 
+def test_an_unknown_capability_says_where_it_is_and_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("from magicrl.rollout.protocol import Capabilities\nOWN = Capabilities(turns=False, seeds=True)\n")
+    said = r"Capabilities\(seeds=True\): there is no such capability; leave it out[.] .* \(mine.py, line 2\)"
+    with pytest.raises(RecipeError, match=said):
+        make_engine(f"{file}:make", EngineSettings(model="nowhere"))
+
+
 def test_a_run_refuses_an_engine_that_cannot_do_what_it_needs(toy_recipe: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from magicrl.rollout.protocol import Capabilities, RolloutEngine\n"

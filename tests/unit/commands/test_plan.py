@@ -39,6 +39,7 @@ def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> Non
     (stage,) = facts["stages"]
     assert facts["steps_in_budget"] == int(24 * 3600 / stage["step_seconds"])
     assert facts["cost"] == pytest.approx(facts["hours"] * 32 * 2, rel=1e-3)
+    assert facts["cost"] == round(facts["cost"], 2), "money has two decimals"
     factor = facts["calibration"]["factor"]
     for value, (low, high) in (
         (stage["step_seconds"], stage["step_seconds_90_percent"]),

@@ -88,13 +88,8 @@ LATER = "max_steps = 0".join(GOOD.rsplit("max_steps = 3", 1))
         (GOOD, ["rollout.replay=folder"], r"^--set rollout\.replay=folder: rollout\.replay \(a folder\) goes with"),
         (
             GOOD,
-            ["model.gradient_checkpointing=true", "model.checkpoint_above_tokens=16384"],
-            r"model: checkpoint_above_tokens = 16384 has no effect with gradient_checkpointing = true",
-        ),
-        (
-            GOOD,
-            ["rollout.engine=replay", "rollout.replay=folder", "rollout.weight_lag=1"],
-            r"rollout\.weight_lag = 1 has no effect with rollout\.engine = \"replay\"",
+            ["rollout.engine=replay", "rollout.replay=folder", "rollout.max_staleness=1", "entropy.estimator=exact"],
+            r"rollout\.max_staleness = 1 with rollout\.engine = \"replay\"",
         ),
         (GOOD, ["nonsense"], "expected KEY=VALUE"),
         (GOOD, ["stages.7.max_tokens=1"], "index from 0 to 1"),

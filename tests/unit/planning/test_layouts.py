@@ -96,12 +96,6 @@ def test_settings_that_take_less_memory_come_one_after_the_other() -> None:
     ]  # fmt: skip
     totals = [learner_memory(way.shape, replace(way, gpus=8, sequence_parallel=8), 0.0).total for way in ways]
     assert totals == sorted(totals, reverse=True)
-    long = replace(needed, checkpoint_above=40000)
-    ways = list(lean_settings(long, 8))
-    assert [(way.checkpointing, way.checkpoint_above) for way in ways[:2]] == [(False, 40000), (False, 1)]
-    assert [learner_memory(way.shape, replace(way, gpus=8, sequence_parallel=8), 0.0).total for way in ways[1:]] == (
-        totals[1:]
-    ), "as with gradient_checkpointing, which a recipe does not set with it"
     assert len(list(lean_settings(needed, 1))) == 3, "one accelerator has no rank whose state could be elsewhere"
     chosen = {
         (longest, gpus): {

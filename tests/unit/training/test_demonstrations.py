@@ -18,6 +18,7 @@ from magicrl.models.loading import LoadedModel, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_miniature
 from magicrl.records import Problem
+from magicrl.training import sft
 from magicrl.training.sft import as_response, demonstrations, recipe_hash, run_sft, trial_batches
 from magicrl.training.start_checks import check_run, check_sft
 
@@ -135,7 +136,7 @@ def test_a_solution_is_written_as_a_response(
     assert as_response(solution, problem, reasoning=reasoning) == response
 
 
-def test_it_is_learned_and_goes_on_after_a_kill(folder: Path) -> None:
+def test_it_is_learned_and_goes_on_after_a_kill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Killed(Exception):
         pass
 
@@ -147,8 +148,9 @@ def test_it_is_learned_and_goes_on_after_a_kill(folder: Path) -> None:
     whole = run_sft(config, folder / "whole")
     losses = json.loads((whole / "sft.json").read_text())["losses"]
     assert np.mean(losses[0][-5:]) < 0.7 * losses[0][0]
+    monkeypatch.setattr(sft, "_CHECKPOINT_SECONDS", 0.0)
     with pytest.raises(Killed):
-        run_sft(config, folder / "cut", kill, checkpoint_seconds=0.0)
+        run_sft(config, folder / "cut", kill)
     assert json.loads((run_sft(config, folder / "cut") / "sft.json").read_text())["losses"] == losses
     assert "worked solutions of solved.jsonl" in (whole / "README.md").read_text()
 

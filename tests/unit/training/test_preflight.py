@@ -414,3 +414,22 @@ def test_a_larger_t_fits_the_engine(
 
     monkeypatch.setattr("magicrl.training.preflight.sample_problems", refused)
     assert bench.longer([problem()]) is None
+
+
+def test_only_a_prompt_that_cannot_be_encoded_leaves_a_form_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ValueError("of the engine")
+
+    built: Any = SimpleNamespace(
+        start=SimpleNamespace(tokenizer=SimpleNamespace(chat_template="{{ messages }}")),
+        engine=SimpleNamespace(capabilities=Capabilities()),
+        data=SimpleNamespace(train=()),
+    )
+    bench = _Bench(load_train_recipe(Path("tiny")), built, built)
+    monkeypatch.setattr("magicrl.training.preflight.sample_problems", fail)
+    monkeypatch.setattr("magicrl.training.preflight.PromptEncoder", lambda *_: SimpleNamespace(encode=fail))
+    groups = [scored_group(make_verdict("mismatch"))]
+    assert bench.other_form(groups) is None
+    monkeypatch.setattr("magicrl.training.preflight.PromptEncoder", lambda *_: SimpleNamespace(encode=id))
+    with pytest.raises(ValueError, match="of the engine"):
+        bench.other_form(groups)

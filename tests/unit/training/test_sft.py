@@ -25,6 +25,7 @@ from magicrl.models.loading import LoadedModel, describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, frozen_tokens
+from magicrl.training import sft
 from magicrl.training.learner import LocalLearner
 from magicrl.training.sft import (
     demonstrations,
@@ -216,10 +217,11 @@ def test_a_trivial_family_is_learned_saved_and_reused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [7, 25, 26, 31])
-def test_interrupted_run_ends_bit_identical(tmp_path: Path, step: int) -> None:
+def test_interrupted_run_ends_bit_identical(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
     whole = run_sft(recipe(), tmp_path / "whole")
+    monkeypatch.setattr(sft, "_CHECKPOINT_SECONDS", 0.0)
     with pytest.raises(Killed):
-        run_sft(recipe(), tmp_path / "cut", kill_at(step), checkpoint_seconds=0.0)
+        run_sft(recipe(), tmp_path / "cut", kill_at(step))
     assert not (tmp_path / "cut").exists()
     told: list[int] = []
     cut = run_sft(recipe(), tmp_path / "cut", lambda done, total: told.append(done))

@@ -123,6 +123,10 @@ def test_the_engines_context_holds_the_answers_of_the_filter(recipe: Path, monke
         (["algorithm.advantage_k=2"], 'algorithm.advantage_k: no effect with algorithm.advantage = "group"'),
         (["algorithm.correction_cap=3"], 'algorithm.correction_cap: no effect with algorithm.correction = "none"'),
         (["algorithm.second_moment=1"], 'algorithm.second_moment: no effect with algorithm.correction = "none"'),
+        (
+            ["model.gradient_checkpointing=true", "model.checkpoint_above_tokens=9"],
+            "model.checkpoint_above_tokens: no effect with model.gradient_checkpointing",
+        ),
         (["algorithm.refill_rounds=2"], 'algorithm.refill_rounds: no effect with algorithm.refill = "none"'),
         (
             ["algorithm.clip_high=0.3", "stages.0.clip_high=0.2"],
@@ -160,6 +164,12 @@ def test_the_defaults_in_a_config_toml_are_not_stated(recipe: Path, tmp_path: Pa
     written.write_text(to_toml(load_train_recipe(recipe, []), tmp_path))
     check(written, tmp_path / "run")
     assert "no effect" not in caplog.text
+
+
+def test_a_lag_of_recorded_rollouts_is_warned_of(recipe: Path, caplog: pytest.LogCaptureFixture) -> None:
+    replayed = ["rollout={engine='replay',replay='.',weight_lag=1}"]
+    start_checks._warn_of_unused_settings(load_train_recipe(recipe, replayed))
+    assert 'rollout.weight_lag: no effect with rollout.engine = "replay"' in caplog.text
 
 
 @pytest.mark.parametrize("reward", ["judge", "maths + 0.2 * judge"])

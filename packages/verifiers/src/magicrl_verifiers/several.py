@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -78,12 +77,12 @@ def joined(reference: str, columns: Sequence[Sequence[Verdict]]) -> list[Verdict
     """Return one verdict per response from the verdicts of each reward, ``columns[reward][response]``.
 
     Outcome and status are those of the first reward. The score is the mean over the rewards that judged the response.
-    If the first one did not judge it, or only rewards of weight 0 did, the response is not judged.
+    If the first one did not judge it, or only rewards of weight 0 did, the response is not judged. Names of metrics
+    begin with that of their reward.
     """
     terms = reward_terms(reference)
     names = short_names(terms)
     found: list[Verdict] = []
-    used = Counter(metric for column in columns for metric in {name for v in column for name in v.metrics})
     for verdicts in zip(*columns, strict=True):
         scores = [None if v.outcome is Outcome.NOT_JUDGED else v.reward for v in verdicts]
         pairs = [(weight, score) for (_, weight), score in zip(terms, scores, strict=True) if score is not None]
@@ -96,7 +95,7 @@ def joined(reference: str, columns: Sequence[Sequence[Verdict]]) -> list[Verdict
                 score=math.fsum(weight * score for weight, score in pairs) / total if total > 0 else None,
                 parts={name: (weight, s) for name, (_, weight), s in zip(names, terms, scores, strict=True)},
                 metrics={
-                    metric if used[metric] == 1 else f"{name}_{metric}": number
+                    f"{name}_{metric}": number
                     for name, v in zip(names, verdicts, strict=True)
                     for metric, number in v.metrics.items()
                 },

@@ -224,9 +224,9 @@ def test_nothing_passes_from_test_to_test_in_a_batch(tiered: CodeJudge) -> None:
 def test_a_killed_forkserver_is_replaced(judge: CodeJudge) -> None:
     suite = parse_suite({"inputs": ["1"], "outputs": ["1"]})
     assert judge.judge_program("print(input())", suite).correct
-    for pid in judge.sandbox.pids:
+    for forkserver in judge.sandbox._forkservers.values():
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, 9)
+            os.kill(forkserver._child.pid, 9)
     assert judge.judge_program("print(input())", suite).correct
 
 
@@ -261,10 +261,10 @@ ECHO = {"inputs": ["1"] * 3, "outputs": ["1"] * 3, "time_limit": 0.4}
 def status_of(judge: CodeJudge, program: str) -> str:
     """Judge a hostile program. An honest one must pass right after it, in the same sandbox, which is not replaced."""
     judge.judge_program(RIGHT, parse_suite(ECHO))
-    before = judge.sandbox.pids
+    before = dict(judge.sandbox._forkservers)
     status = judge.judge_program(textwrap.dedent(program), parse_suite(ECHO)).status
     assert judge.judge_program(RIGHT, parse_suite(ECHO)).status == "passed"
-    assert judge.sandbox.pids == before
+    assert judge.sandbox._forkservers == before
     return status
 
 

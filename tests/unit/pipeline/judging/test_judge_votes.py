@@ -71,10 +71,15 @@ def test_the_default_threshold_is_nine_of_thirty_two() -> None:
     assert [threshold(16, 2), threshold(8, 2), threshold(4, 1), threshold(1, 1)] == [9, 5, 2, 1]
 
 
-def test_no_vote_is_asked_for_twice(tmp_path: Path) -> None:
+def test_no_vote_is_asked_for_or_parsed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[bytes] = []
+    get = AnswerFile.get
+    monkeypatch.setattr(AnswerFile, "get", lambda self, key: (parsed.append(key), get(self, key))[1])  # pyright: ignore
     with serving(lambda body, number: verdict(True)) as server:
         first = ask(judging(server), tmp_path)
+        assert not parsed
         assert ask(judging(server), tmp_path) == first
+        assert len(parsed) == 12
         assert len(server.asked) == 12
         # another problem, judge or vote costs only its votes; a threshold costs none
         settings = judging(server, names=("a", "b"))

@@ -292,10 +292,6 @@ class ForkServer:
             self.runs += len(report["runs"])
             return [running.observe(number, one) for number, one in enumerate(report["runs"])]
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
-
     def close(self, *, wait: float = 1.0) -> None:
         """End it and what it runs; one that is idle leaves by itself within ``wait`` seconds. Safe to call twice."""
         self._link.close()
@@ -423,11 +419,6 @@ class Sandbox:
     def tier(self) -> str:
         """``A`` or ``B``; starts the fork server for programs if need be."""
         return self._forkserver("program").tier
-
-    @property
-    def pids(self) -> list[int]:
-        """The fork servers that live now."""
-        return [forkserver.pid for forkserver in self._forkservers.values()]
 
     def run(self, job: Job, *, heavy: bool = False, trusted: bool = False) -> list[Observation]:
         """Do the runs of a program (``heavy``: it imports numpy) or, apart from those, of a checker (``trusted``).
