@@ -261,7 +261,7 @@ class Observers:
                     patch.object(sft, "load_latest", side_effect=InterruptedError),
                     contextlib.suppress(InterruptedError),
                 ):
-                    sft._train(config, policy, folder, MagicMock(), None, 1.0)
+                    sft._train(config, policy, folder, MagicMock(), None)
         return {"compiled": asked}
 
     # the command line
