@@ -2,14 +2,6 @@
 // meets its keys chunk by chunk, with the same operations whatever is computed beside it. Whole sequences do the same, so
 // that exact mode has equal bits in both.
 
-#include "vectors.h"
-
-namespace {
-
-constexpr int CHUNK = 64;  // keys whose scores stand in the table at once
-
-}  // namespace
-
 #include "decode_tiles.h"
 
 namespace {
@@ -17,31 +9,20 @@ namespace {
 constexpr int TILE = REGISTERS > 16 ? 4 : 3;  // queries that meet them together
 constexpr int BLOCK = 32;  // positions of a sequence whose queries are computed together
 
-// Queries that meet keys chunk by chunk: what they have seen so far, as an online softmax keeps it.
+// Queries that meet keys in vectors.
 template <class T>
-struct Queries {
-  using Number = T;
+struct Queries : Seen<T> {
+  using Base = Seen<T>;
+  using Base::dim, Base::words, Base::scale, Base::q, Base::seen, Base::most, Base::total;
   static constexpr bool WIDE = sizeof(T) == sizeof(float);
   static constexpr bool TURNS = !WIDE || REGISTERS > 16;  // the keys, so that no sum of a score runs across a vector
-  int dim, words;  // of a key: words of 32 bits, each a number or a pair
-  float scale;
-  std::vector<T> q;                      // [queries, dim]
-  std::vector<float> seen, most, total;  // [queries, dim] in the order of `add`, [queries], [queries]
   std::vector<uint32_t> keys;            // [words, CHUNK]
   const T* plain = nullptr;              // [keys, dim], the chunk as it lies in memory
   const T *next = nullptr, *behind = nullptr;  // the next head's keys, or the next row's: they lie behind this one's
   float scores[TILE * CHUNK];
   T weights[TILE * CHUNK];
 
-  Queries(int count, int width, float scaling)
-      : dim(width), words(width * int(sizeof(T)) / 4), scale(scaling), q(count * width), seen(count * width),
-        most(count), total(count), keys(words * CHUNK) {}
-
-  void begin() {
-    std::fill(seen.begin(), seen.end(), 0.0f);
-    std::fill(total.begin(), total.end(), 0.0f);
-    std::fill(most.begin(), most.end(), -INFINITY);
-  }
+  Queries(int count, int width, float scaling) : Base(count, width, scaling), keys(words * CHUNK) {}
 
   void turn(const T* k, const T* v, int count) {
     plain = k;
@@ -160,8 +141,8 @@ struct Queries {
   void turn(int, int) {}
 
   // Queries [first, last) meet a chunk of `whole` keys, of which query i sees the first `seen_by(i)`.
-  template <class Seen>
-  void see(int first, int last, const T* k, const T* v, int whole, const Seen& seen_by) {
+  template <class SeenBy>
+  void see(int first, int last, const T* k, const T* v, int whole, const SeenBy& seen_by) {
     turn(k, v, whole);
     next = behind = nullptr;
     for (; first < last && seen_by(first) < whole; ++first)
@@ -181,16 +162,6 @@ struct Queries {
         behind = next + int64_t(count) * dim;
         tiles(first, last, values, count);
       }
-  }
-
-  void write(int query, T* out) const {
-    const Floats sum = all(total[query]);
-    for (int i = 0; i < dim; i += 32) {
-      Floats first = load(&seen[query * dim + i]), second = load(&seen[query * dim + i + 16]);
-      if constexpr (!WIDE) in_order(first, second);
-      store(out + i, first / sum);
-      store(out + i + 16, second / sum);
-    }
   }
 };
 

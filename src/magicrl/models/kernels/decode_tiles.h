@@ -1,20 +1,48 @@
-// `Queries` of decode.cpp for bfloat16 on AMX. Keys are the rows of a product and 16 queries its columns, so keys are read
-// as they lie in the cache. A query's bits do not depend on the other 15.
+// Queries that meet keys chunk by chunk, and how they do so in bfloat16 on AMX.
 
 #pragma once
 
 #include "tiles.h"
 
-#ifdef __AMX_BF16__
-
 namespace {
 
-struct TileQueries {
-  using Number = bf16;
-  int dim, words;  // of a key; a word is a pair of numbers
+constexpr int CHUNK = 64;  // keys whose scores stand in the table at once
+
+// Queries and what they have seen so far, as an online softmax keeps it.
+template <class T>
+struct Seen {
+  using Number = T;
+  int dim, words;  // of a key: words of 32 bits, each a number or a pair
   float scale;
-  std::vector<bf16> q;                      // [queries, dim]
-  std::vector<float> seen, most, total;     // [queries, dim] in the order of `pair_first_fours`, [queries], [queries]
+  std::vector<T> q;                      // [queries, dim]
+  std::vector<float> seen, most, total;  // [queries, dim] in the order of the sums, [queries], [queries]
+
+  Seen(int count, int width, float scaling)
+      : dim(width), words(width * int(sizeof(T)) / 4), scale(scaling), q(count * width), seen(count * width),
+        most(count), total(count) {}
+
+  void begin() {
+    std::fill(seen.begin(), seen.end(), 0.0f);
+    std::fill(total.begin(), total.end(), 0.0f);
+    std::fill(most.begin(), most.end(), -INFINITY);
+  }
+
+  void write(int query, T* out) const {
+    const Floats sum = all(total[query]);
+    for (int i = 0; i < dim; i += 32) {
+      Floats first = load(&seen[query * dim + i]), second = load(&seen[query * dim + i + 16]);
+      if constexpr (sizeof(T) == sizeof(bf16)) in_order(first, second);
+      store(out + i, first / sum);
+      store(out + i + 16, second / sum);
+    }
+  }
+};
+
+#ifdef __AMX_BF16__
+
+// Keys are the rows of a product and 16 queries its columns, so keys are read as they lie in the cache. A query's bits do
+// not depend on the other 15.
+struct TileQueries : Seen<bf16> {
   std::vector<uint32_t> columns;            // [blocks of SIDE queries, words, SIDE]
   std::vector<uint32_t> pairs;              // [CHUNK / 2, dim], values of neighbouring keys
   std::vector<bf16> rest;                   // [SIDE, dim], the last keys and zeros
@@ -24,14 +52,8 @@ struct TileQueries {
   const Tiles tiles;
 
   TileQueries(int count, int width, float scaling)
-      : dim(width), words(width / 2), scale(scaling), q(count * width), seen(count * width), most(count), total(count),
-        columns(whole_tiles(count) * words), pairs(CHUNK / 2 * width), rest(SIDE * width), sums(SIDE * width) {}
-
-  void begin() {
-    std::fill(seen.begin(), seen.end(), 0.0f);
-    std::fill(total.begin(), total.end(), 0.0f);
-    std::fill(most.begin(), most.end(), -INFINITY);
-  }
+      : Seen(count, width, scaling), columns(whole_tiles(count) * words), pairs(CHUNK / 2 * width), rest(SIDE * width),
+        sums(SIDE * width) {}
 
   // Call it before `see` for the same queries.
   void turn(int first, int last) {
@@ -125,8 +147,8 @@ struct TileQueries {
   }
 
   // Queries [first, last) meet a chunk of `count` keys, of which query i sees the first `seen_by(i)`.
-  template <class Seen, class Meanwhile = Nothing>
-  void see(int first, int last, const bf16* k, const bf16* v, int count, const Seen& seen_by,
+  template <class SeenBy, class Meanwhile = Nothing>
+  void see(int first, int last, const bf16* k, const bf16* v, int count, const SeenBy& seen_by,
            const Meanwhile& meanwhile = {}) {
     const int left = count % SIDE;
     std::fill(std::copy(k + int64_t(count - left) * dim, k + int64_t(count) * dim, rest.begin()), rest.end(), bf16(0));
@@ -169,18 +191,8 @@ struct TileQueries {
         see(first, last, keys, values, count, [&](int) { return count; }, fetch);
       }
   }
-
-  void write(int query, bf16* out) const {
-    const Floats sum = all(total[query]);
-    for (int i = 0; i < dim; i += 32) {
-      Floats left = load(&seen[query * dim + i]), right = load(&seen[query * dim + i + 16]);
-      in_order(left, right);
-      store(out + i, left / sum);
-      store(out + i + 16, right / sum);
-    }
-  }
 };
 
-}  // namespace
-
 #endif
+
+}  // namespace
