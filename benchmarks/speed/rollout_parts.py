@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.shared import rounded
+from magicrl.models.decoding import FusedDecoder
 from magicrl.models.kv_cache import DecodeAttention, Integers, SlotCache
 from magicrl.rollout import in_process
 from magicrl.rollout.sampling import sample_tokens
@@ -36,7 +38,7 @@ class Tally:
 
 @contextmanager
 def tallied() -> Generator[Tally]:
-    """Count every decoding step of an `InProcessEngine` inside this context."""
+    """Count every decoding step of an `InProcessEngine` inside this context, in which layers run one by one."""
     tally = Tally()
 
     class Counted(DecodeAttention):
@@ -68,12 +70,12 @@ def tallied() -> Generator[Tally]:
         tally.sampling_s += time.process_time() - start
         return found
 
-    originals = in_process.DecodeAttention, in_process.sample_tokens
-    in_process.DecodeAttention, in_process.sample_tokens = Counted, sampled
-    try:
+    with ExitStack() as patches:
+        # One call for all layers would not show attention's part.
+        patches.enter_context(patch.object(FusedDecoder, "_kernel_for", lambda *given: None))
+        patches.enter_context(patch.object(in_process, "DecodeAttention", Counted))
+        patches.enter_context(patch.object(in_process, "sample_tokens", sampled))
         yield tally
-    finally:
-        in_process.DecodeAttention, in_process.sample_tokens = originals
 
 
 def engine_parts(run: Callable[[], NDArray[np.int64]], reading_s: float) -> dict[str, float]:

@@ -56,7 +56,6 @@ _PART = 16  # rows of one prompt that are computed together, over all threads
 _log = logging.getLogger(__name__)
 
 _Integers = NDArray[np.int64]
-_Blocks = tuple[Tensor, Tensor, int]  # addresses of blocks of keys, of values; tokens of a block
 
 
 def library() -> ctypes.CDLL | None:
@@ -165,6 +164,7 @@ def _found() -> ctypes.CDLL | str:
         "attend_exactly": "tppppp" + "iiiii" + "ft",
         "attend_row": "pp" + 3 * "pii" + "ppiiiift",
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
+        "decode_layers": "ttpppip" + "ppff" + "iippiipppt",
         "gated": "tpppiiit",
         "gated_backward": "tppppppit",
         "multiply_packed": "pppppiiit",
@@ -368,16 +368,10 @@ def multiply(
     return out
 
 
-def _multiplies_float32() -> bool:
-    """Return whether `multiply_rows` is known to be faster than torch on this processor."""
-    # Not measured on Intel's with AVX512, which torch's products use there and not on AMD's.
-    return _instructions() == _AVX2 or (_instructions() == _AVX512 and "AuthenticAMD" in _processor_flags())
-
-
 def can_multiply_rows(weight: Tensor) -> bool:
     """Return whether `multiply_rows` serves a linear layer's ``weight``, ``[columns, width]``."""
     served = weight.dtype == torch.float32 and has_both(weight.dtype, weight.device, weight.shape[1], LANES)
-    return served and len(weight) >= 4 and weight.is_contiguous() and _multiplies_float32()
+    return served and len(weight) >= 4 and weight.is_contiguous()
 
 
 def multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -488,14 +482,18 @@ class DecodeKernel:
     the product with values.
     """
 
-    def __init__(self, owners: _Integers, prompt_lengths: _Integers, held: _Integers) -> None:
+    def __init__(
+        self, blocks: Tensor, widths: tuple[int, int], owners: _Integers, prompt_lengths: _Integers, held: _Integers
+    ) -> None:
         """Prepare a step.
 
         Args:
+            blocks, widths: Where the cache is, by `magicrl.models.kv_cache.SlotCache.addressed`.
             owners: ``[rows]`` slot of the row's prompt.
             prompt_lengths: ``[rows]`` tokens of that prompt.
             held: ``[rows]`` tokens of the response so far.
         """
+        self._blocks, self._widths = blocks, widths
         self._threads = torch.get_num_threads()
         order, most = np.argsort(owners, kind="stable"), max(1, _PART // self._threads)
         ends = np.cumsum(np.bincount(owners)).tolist()
@@ -508,14 +506,17 @@ class DecodeKernel:
         self._tables = [torch.from_numpy(np.ascontiguousarray(table, dtype=np.int64)) for table in tables]
         self._parts, self._most = len(parts), max(end - start for start, end in parts)
 
-    def __call__(
-        self, query: Tensor, key: Tensor, value: Tensor, prompts: _Blocks, responses: _Blocks, scaling: float
-    ) -> Tensor:
+    def _step(self) -> tuple[int | None, ...]:
+        """Return addresses and sizes of the step for a kernel."""
+        order, parts, *lengths = addresses(*self._tables)
+        return order, parts, self._parts, self._most, *lengths
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Append keys and values to the responses, and attend.
 
         Args:
+            layer: Its place in the cache.
             query, key, value: ``[1, heads, rows, dim]``, bfloat16 or float32, as the cache.
-            prompts, responses: Addresses of a layer's blocks (`magicrl.models.kv_cache.BlockStore.addressed`).
             scaling: Factor on the scores.
 
         Returns:
@@ -526,14 +527,37 @@ class DecodeKernel:
         q, k, v = (x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous() for x in by_row)
         rows, heads, dim = q.shape
         out = q.new_empty(1, rows, heads, dim)
-        stored = (x if isinstance(x, int) else x.data_ptr() for store in (prompts, responses) for x in store)
-        order, parts, *lengths = addresses(*self._tables)
+        prompt_keys, prompt_values, keys, values = self._blocks[layer].tolist()
+        prompt_width, width = self._widths
         kernels().attend(
-            _wide(q), out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(),
-            k.stride(0), v.stride(0), *stored, order, parts, self._parts, self._most, *lengths, k.shape[1],
+            _wide(q), out.data_ptr(), q.data_ptr(), q.stride(0), k.data_ptr(), v.data_ptr(), k.stride(0), v.stride(0),
+            prompt_keys, prompt_values, prompt_width, keys, values, width, *self._step(), k.shape[1],
             heads // k.shape[1], dim, scaling, self._threads,
         )  # fmt: skip
         return out
+
+    def run_layers(
+        self, x: Tensor, layers: Tensor, inner: int, heads: tuple[int, int, int], rotation: tuple[Tensor, Tensor],
+        *, eps: float, scaling: float, exact: bool,
+    ) -> None:  # fmt: skip
+        """Run all layers of a model on ``x`` in place, with the bits of the single kernels.
+
+        Args:
+            x: bfloat16 or float32 ``[rows, d]``, contiguous.
+            layers: Addresses of weights, ``[layers, 12]``, in the order of ``Layer`` in ``step.cpp``.
+            inner: Width of the feed-forward layers.
+            heads: Heads of keys, heads of queries for each of them, and their width.
+            rotation: Cosines and sines as for `rotate`.
+            eps: Of all norms.
+            scaling: Factor on the scores.
+            exact: Round a product before it is added to ``x``.
+        """
+        cos, sin = (part.contiguous() for part in rotation)
+        sizes = torch.tensor([*x.shape, inner, *heads])
+        kernels().decode_layers(
+            _wide(x), exact, *addresses(x, layers, self._blocks), len(layers), sizes.data_ptr(),
+            *addresses(cos, sin), eps, scaling, *self._widths, *self._step(), self._threads,
+        )  # fmt: skip
 
 
 def attend_in_blocks(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,8 @@ from magicrl.models.attention import EXACT, PLAIN
 from magicrl.models.cpu_kernels import (
     FEW_ROWS,
     LANES,
+    DecodeKernel,
+    addresses,
     can_multiply,
     can_multiply_rows,
     gated,
@@ -45,8 +47,9 @@ from magicrl.models.cpu_kernels import (
     rotate,
 )
 from magicrl.models.exact import ExactLinear
+from magicrl.models.exact_cache import ExactDecodeAttention
 from magicrl.models.head import Float32Head
-from magicrl.models.kv_cache import Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
+from magicrl.models.kv_cache import DecodeAttention, Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
 from magicrl.models.memory_efficient import is_silu, rms_norm, signed
 from magicrl.models.packing import AttentionContext
 from magicrl.models.products import float32_product, linear_product
@@ -97,9 +100,9 @@ class JoinedLinear:
         self._columns = sum(len(source) for source in self._sources)
         self._packs = not (self._float32 or self._multiplies) and packs_weights(first)
         self._copies = self._multiplies or self._packs or (self._float32 and not first.is_cuda)
-        self._bias = _joined(given) if given else None
-        self._weight = first if self._copies else _joined(self._sources)
-        self._by_rows = ours and not self._copies and can_multiply_rows(self._weight)
+        self.bias = _joined(given) if given else None
+        self.weight = first if self._copies else _joined(self._sources)
+        self._by_rows = ours and not self._copies and can_multiply_rows(self.weight)
         self.packed_shape = packed_shape(self._columns, first.shape[1]) if self._multiplies else None
         """Shape of the copy for magicrl's kernel, None without one."""
         self.room: Tensor | None = None
@@ -119,32 +122,36 @@ class JoinedLinear:
         if version != self.version:
             whole = self._sources[0] if len(self._sources) == 1 else torch.cat(self._sources)
             if self._multiplies:
-                self._weight = packed_weight(whole.detach(), self.room)
+                self.weight = packed_weight(whole.detach(), self.room)
             else:
                 copied = Tensor.float if self._float32 else torch.ops.mkldnn._reorder_linear_weight
-                self._weight = copied(whole.detach())
+                self.weight = copied(whole.detach())
             self.version = version
+
+    def by_kernel(self, rows: int) -> bool:
+        """Return whether magicrl's kernels multiply ``rows`` rows."""
+        return self._multiplies or (self._by_rows and (self._exact or rows <= FEW_ROWS))
 
     def __call__(self, x: Tensor) -> Tensor:
         if self._multiplies:
-            return multiply(x, self._weight, self._columns, self._bias)
+            return multiply(x, self.weight, self._columns, self.bias)
         if self._packs:
-            return torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         if self._float32:
-            logits = float32_product(x.float() if self._copies else x, self._weight)
-            return logits if self._bias is None else logits + self._bias
-        if self._by_rows and (self._exact or len(x) <= FEW_ROWS):
-            return multiply_rows(x, self._weight, self._bias)
-        return linear_product(x, self._weight, self._bias)
+            logits = float32_product(x.float() if self._copies else x, self.weight)
+            return logits if self.bias is None else logits + self.bias
+        if self.by_kernel(len(x)):
+            return multiply_rows(x, self.weight, self.bias)
+        return linear_product(x, self.weight, self.bias)
 
     def added(self, x: Tensor, residual: Tensor) -> Tensor:
         """Return ``residual`` plus the product, rounded once if the weight is packed and the product is not exact."""
         if self._exact:
             return residual + self(x)
         if self._multiplies:
-            return multiply(x, self._weight, self._columns, self._bias, residual)
+            return multiply(x, self.weight, self._columns, self.bias, residual)
         if self._packs:
-            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self._weight, self._bias, "add")
+            return torch.ops.mkldnn._linear_pointwise.binary(x, residual, self.weight, self.bias, "add")
         return residual + self(x)
 
 
@@ -165,6 +172,16 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
     for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
         parameter.data = part
     return whole
+
+
+class _KernelNorm:
+    """A norm by magicrl's kernel."""
+
+    def __init__(self, weight: Tensor, eps: float) -> None:
+        self.weight, self.eps = weight, eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return normalised(x, self.weight, self.eps)
 
 
 class _Layer:
@@ -190,12 +207,35 @@ class _Layer:
         weight = cast(Tensor, attention.q_proj.weight)
         # In exact mode the learner uses the same kernels for the same widths.
         self._rotates = has_both(weight.dtype, weight.device, self.head_dim)
-        gates = has_both(weight.dtype, weight.device, len(mlp.gate_proj.weight), LANES)
+        self.inner = len(cast(Tensor, mlp.gate_proj.weight))
+        gates = has_both(weight.dtype, weight.device, self.inner, LANES)
         self._gates = gates and is_silu(mlp.act_fn)
 
     @property
     def products(self) -> tuple[JoinedLinear, ...]:
         return self.qkv, self.out, self.gate_up, self.down
+
+    def for_kernel(self) -> tuple[Any, ...] | None:
+        """Return the numbers with which a kernel runs the layer, None unless each part but the products has a kernel.
+
+        Returns:
+            Width of the feed-forward layer; heads of keys, of queries for each, and their width; the factor on scores;
+            the epsilons of the norms.
+        """
+        norms = [norm for norm in self._norms if norm is not None]
+        if not (self._rotates and self._gates and all(isinstance(norm, _KernelNorm) for norm in norms)):
+            return None
+        heads = (self.keys, self.queries // self.keys, self.head_dim)
+        return self.inner, heads, self.scaling, *{cast(_KernelNorm, norm).eps for norm in norms}
+
+    @property
+    def _norms(self) -> tuple[Any, ...]:
+        return self.before_attention, self.before_mlp, self.query_norm, self.key_norm
+
+    def addresses(self) -> list[int | None]:
+        """Return the addresses of the weights in the order of ``Layer`` in ``step.cpp``."""
+        weights = [None if norm is None else norm.weight for norm in self._norms]
+        return addresses(*weights, *(p.weight for p in self.products), *(p.bias for p in self.products))
 
     def __call__(self, x: Tensor, cos: Tensor, sin: Tensor, context: AttentionContext) -> Tensor:
         """Run the layer on ``x``, ``[tokens, d]``. ``cos`` and ``sin`` are ``[tokens, 1, head_dim]``, and ``sin``
@@ -236,12 +276,17 @@ class FusedDecoder:
                 return module
             weight, eps = module.weight, float(module.variance_epsilon)
             if has_both(weight.dtype, weight.device, len(weight), LANES):
-                return lambda x: normalised(x, weight, eps)
+                return _KernelNorm(weight, eps)
             if exact:
                 return lambda x: rms_norm(x, weight, eps)
             return lambda x: F.rms_norm(x, weight.shape, weight, eps)
 
         self._layers = [_Layer(layer, norm) for layer in self._base.layers]
+        sizes = {layer.for_kernel() for layer in self._layers}
+        alike = sizes.pop() if len(sizes) == 1 else None
+        # One epsilon; the cache of decoding numbers its layers likewise.
+        ordered = [layer.index for layer in self._layers] == list(range(len(self._layers)))
+        self._sizes = alike if alike is not None and len(alike) == 4 and ordered else None
         self._norm = norm(self._base.norm)
         self.float32_head = Float32Head.serves(model)
         self._head = JoinedLinear([model.get_output_embeddings()], exact=exact, float32=self.float32_head)
@@ -264,11 +309,26 @@ class FusedDecoder:
         cos, sin = self._base.rotary_emb(x, positions[None])
         # The sine includes the minus of `rotate_half`, once for all layers.
         cos, sin = cos[0, :, None], signed(sin)[0, :, None]
-        for layer in self._layers:
-            x = layer(x, cos, sin, context)
+        kernel = self._kernel_for(context, len(x))
+        if kernel is None:
+            for layer in self._layers:
+                x = layer(x, cos, sin, context)
+        else:
+            assert self._sizes is not None, "a kernel runs the layers"
+            inner, heads, scaling, eps = self._sizes
+            table = torch.tensor([[at or 0 for at in layer.addresses()] for layer in self._layers])
+            exact = self._layers[0].rules.exact
+            kernel.run_layers(x, table, inner, heads, (cos[:, 0], sin[:, 0]), eps=eps, scaling=scaling, exact=exact)
         # The head is needed only where a token is sampled.
         x = x if keep is None else x.index_select(0, keep)
         return self._head(self._norm(x))
+
+    def _kernel_for(self, context: AttentionContext, rows: int) -> DecodeKernel | None:
+        """Return the kernel that runs all layers on a row of the cache each, None if there is none."""
+        if self._sizes is None or not isinstance(context, DecodeAttention | ExactDecodeAttention):
+            return None
+        multiplied = all(product.by_kernel(rows) for product in self.products[:-1])
+        return context.kernel_for(self._layers[0].rules) if multiplied else None
 
 
 def fused_decoder(model: Any) -> FusedDecoder | None:
@@ -467,7 +527,7 @@ class StaticDecoder:
         self._logits: Tensor | None = None  # ``[rows, V]`` of the last step
         self._pool: Any = None
         self._captures = torch.device(model.device).type == "cuda"
-        self._addresses = self._weights_at()
+        self._addresses = self.weights_at()
         self.captured = 0
         """Number of graphs captured so far."""
 
@@ -476,7 +536,7 @@ class StaticDecoder:
 
     def reload(self) -> None:
         """Drop graphs that read other addresses. Call it after weights have been replaced."""
-        addresses = self._weights_at()
+        addresses = self.weights_at()
         if addresses != self._addresses:
             self._steps.clear()
             self._addresses = addresses

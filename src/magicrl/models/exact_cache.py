@@ -37,12 +37,13 @@ class ExactDecodeAttention:
         whole = prompt_lengths // BLOCK * BLOCK
         held = prompt_lengths - whole + response_lengths
         self._cache, self._rows = cache, len(owners)
-        # Responses that start: where the rest of their prompt is.
+        # Responses that start: the rest of their prompt goes before them.
         starting = np.flatnonzero((response_lengths == 0) & (prompt_lengths > whole))
-        self._tails = [(place, rows, owners[rows]) for place, rows in _by(whole[starting], starting)]
+        for place, rows in _by(whole[starting], starting):
+            self._copy_tails(place, rows, owners[rows])
         self._kernel = None
         if has_both(cache.shape.dtype, cache.device, cache.shape.head_dim):
-            self._kernel = DecodeKernel(owners, whole, held)
+            self._kernel = DecodeKernel(*cache.addressed(), owners, whole, held)
             return
         self._wide = torch.promote_types(cache.shape.dtype, torch.float32)
         self._sharing = cache.sharing(owners)
@@ -76,15 +77,19 @@ class ExactDecodeAttention:
             found.append(KeyBlock(index=index, places=places, columns=columns, mask=mask))
         return found
 
+    def kernel_for(self, rules: ScoreRules) -> DecodeKernel | None:
+        """Return the kernel that attends, None if torch does."""
+        assert rules.exact, "exact decoding needs exact layers"
+        return self._kernel
+
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
         """Attend as `magicrl.models.packing.AttentionContext` does."""
-        assert rules.exact, "exact decoding needs exact layers"
+        kernel = self.kernel_for(rules)
+        if kernel is not None:
+            return kernel(layer, query, key, value, scaling)
         prompts, responses = self._cache.prompts, self._cache.responses
-        self._copy_tails(layer)
-        if self._kernel is not None:
-            return self._kernel(query, key, value, prompts.addressed(layer), responses.addressed(layer), scaling)
         self._write(layer, key, value)
         kv_heads = key.shape[1]
         q = query[0].transpose(0, 1).unflatten(1, (kv_heads, -1))  # [n, kv_heads, heads of each, dim]
@@ -137,13 +142,14 @@ class ExactDecodeAttention:
         used = block.columns.stop - block.columns.start
         return stored[block.index][:places, :, :used].flatten(0, 1)
 
-    def _copy_tails(self, layer: int) -> None:
+    def _copy_tails(self, place: int, rows: Integers, owners: Integers) -> None:
+        """Copy what follows ``place`` in the prompts of ``owners`` to the start of these rows."""
         prompts, responses = self._cache.prompts, self._cache.responses
+        block, start = divmod(place, prompts.width)
         for stored, source in ((responses.keys, prompts.keys), (responses.values, prompts.values)):
-            for place, rows, owners in self._tails:
-                block, start = divmod(place, prompts.width)
+            for layer, blocks in source.items():
                 # The whole block is copied: entries after the end of the prompt are overwritten before they are read.
-                whole = indexable(source[layer][block])[owners, :, start : start + BLOCK]
+                whole = indexable(blocks[block])[owners, :, start : start + BLOCK]
                 indexable(stored[layer][0])[rows, :, :BLOCK] = whole
 
     def _write(self, layer: int, key: Tensor, value: Tensor) -> None:

@@ -156,23 +156,11 @@ class BlockStore:
                 self.keys[layer], self.values[layer] = (
                     [store[-1][part][index] for store in self._stores] for part in (0, 1)
                 )
-        self._addresses: dict[int, tuple[Tensor, Tensor, int]] = {}
         self.states = {
             layer: RecurrentState(*(_zeros((places, *part.shape[1:]), part.dtype, device) for part in state))
             for layer, state in shape.states.items()
         }
         """State after the last token of each place, by layer."""
-
-    def addressed(self, layer: int) -> tuple[Tensor, Tensor, int]:
-        """Return the addresses of a layer's blocks of keys and of values, and the width of a block. They never
-        change.
-        """
-        if layer not in self._addresses:
-            keys, values = (
-                torch.tensor([block.data_ptr() for block in blocks[layer]]) for blocks in (self.keys, self.values)
-            )
-            self._addresses[layer] = keys, values, self.width
-        return self._addresses[layer]
 
     def spans(self, tokens: int) -> list[tuple[int, int]]:
         """Return ``(block, tokens in it)`` of a sequence's first ``tokens`` tokens."""
@@ -262,6 +250,25 @@ class SlotCache:
         self.prompts = BlockStore(shape, rows, prompt_capacity, _PROMPT_BLOCK, device, whole=whole)
         self.responses = BlockStore(shape, rows, response_capacity, _RESPONSE_BLOCK, device, whole=whole)
         self._sharing: tuple[bytes, Sharing] | None = None
+        self._lists: dict[tuple[int, int], Tensor] = {}
+        self._addressed: Tensor | None = None
+
+    def addressed(self) -> tuple[Tensor, tuple[int, int]]:
+        """Return where kernels find keys and values. It never changes.
+
+        Returns:
+            ``[layers, 4]`` addresses of lists, which hold the addresses of a layer's blocks: keys and values of
+            prompts, then of responses; and the tokens of a block of prompts and of responses.
+        """
+        if self._addressed is None:
+            stores = [part for store in (self.prompts, self.responses) for part in (store.keys, store.values)]
+            self._addressed = torch.zeros(max(self.shape.attending) + 1, len(stores), dtype=torch.int64)
+            for layer in self.shape.attending:
+                for part, blocks in enumerate(stores):
+                    found = torch.tensor([block.data_ptr() for block in blocks[layer]])
+                    self._lists[layer, part] = found  # the address is good for the life of the tensor
+                    self._addressed[layer, part] = found.data_ptr()
+        return self._addressed, (self.prompts.width, self.responses.width)
 
     def sharing(self, owners: Integers) -> Sharing:
         """Return the table of rows with these owners. It is computed when they differ from those of the last call."""
@@ -503,7 +510,7 @@ class DecodeAttention(RowAttention):
         self._reach = int((prompt_lengths + response_lengths).max()) + 1
         self._hides: dict[tuple[int | None, int | None], Tensor] = {}
         self._kernel = (
-            DecodeKernel(owners, prompt_lengths, response_lengths)
+            DecodeKernel(*cache.addressed(), owners, prompt_lengths, response_lengths)
             if has_both(dtype, cache.device, cache.shape.head_dim) and cache.prompts.whole is None
             else None
         )
@@ -533,15 +540,19 @@ class DecodeAttention(RowAttention):
             self._ends.append((block, slice(first, stop), where))
             first = stop
 
+    def kernel_for(self, rules: ScoreRules) -> DecodeKernel | None:
+        """Return the kernel that attends by these rules, None if torch does."""
+        return self._kernel if rules.plain(self._reach) else None
+
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
-        if self._kernel is None or not rules.plain(self._reach):
-            if not self._columns:
-                self._lay_out()
-            return super().attend(layer, query, key, value, scaling, rules)
-        prompts, responses = (store.addressed(layer) for store in (self._cache.prompts, self._cache.responses))
-        return self._kernel(query, key, value, prompts, responses, scaling)
+        kernel = self.kernel_for(rules)
+        if kernel is not None:
+            return kernel(layer, query, key, value, scaling)
+        if not self._columns:
+            self._lay_out()
+        return super().attend(layer, query, key, value, scaling, rules)
 
     def carry(self, layer: int, hidden: Tensor, run: LayerFunction) -> Tensor:
         _, held = self._lengths

@@ -430,7 +430,7 @@ class InProcessEngine(SchedulingEngine):
         """Return logits ``[k, V]`` of one forward of packed tokens, at the positions ``keep`` (default: all)."""
         ids, places = (torch.from_numpy(np.array(a)).to(self._device) for a in (tokens, positions))
         kept = None if keep is None else torch.from_numpy(keep).to(self._device)
-        if self._exact:
+        if self._exact and self._model.exact_rows > 1:
             assert self._fused is not None, "a known architecture"
             step, count = self._model.exact_rows, len(ids) if kept is None else len(kept)
             filled_ids, filled_places = filled_rows(ids, step), filled_rows(places, step)

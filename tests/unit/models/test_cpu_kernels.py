@@ -394,21 +394,10 @@ def test_float32_products_of_few_rows(rows: int, width: int, columns: int) -> No
 
 
 @served
-def test_weights_whose_products_are_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cpu_kernels.library() is not None  # compiled with this processor's instructions, before others are named
-    monkeypatch.setattr(cpu_kernels, "_instructions", lambda: cpu_kernels._AVX2)
+def test_weights_whose_products_are_torchs() -> None:
     weights = [torch.zeros(*shape) for shape in ((61, 48), (3, 48), (60, 40))]
     weights += [torch.zeros(60, 48, dtype=BF16), torch.zeros(60, 96)[:, ::2]]
     assert [cpu_kernels.can_multiply_rows(weight) for weight in weights] == [True, *[False] * 4]
-    for instructions, maker, ours in (
-        (cpu_kernels._AVX2, "GenuineIntel", True),
-        (cpu_kernels._AVX512, "GenuineIntel", False),
-        (cpu_kernels._AVX512, "AuthenticAMD", True),
-        ((*cpu_kernels._AVX512, *cpu_kernels._AMX), "AuthenticAMD", False),
-    ):
-        monkeypatch.setattr(cpu_kernels, "_instructions", lambda found=instructions: found)
-        monkeypatch.setattr(cpu_kernels, "_processor_flags", lambda found=maker: frozenset((found,)))
-        assert cpu_kernels.can_multiply_rows(weights[0]) == ours
 
 
 @served

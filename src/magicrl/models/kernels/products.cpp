@@ -66,7 +66,8 @@ void multiply_on_tiles(bf16* out, const uint32_t* x, const uint32_t* weight, con
   const int64_t whole = rows / TOGETHER * TOGETHER, parts = (rows + TOGETHER - 1) / TOGETHER, steps = pairs / SIDE;
   std::vector<uint32_t> last(TOGETHER * pairs);  // the last rows, and zeros behind them
   std::copy(x + whole * pairs, x + rows * pairs, last.begin());
-  const int64_t lines = COLUMNS * SIDE / 16 / parts + 1, each = (TOGETHER + steps - 1) / steps;  // of a step
+  const int64_t lines = (COLUMNS * SIDE / 16 / parts + QUARTERS - 1) / QUARTERS;  // of a quarter of a step
+  const int64_t each = (TOGETHER + steps - 1) / steps;
   const bool far = rows > CACHED && columns % COLUMNS == 0 && (uintptr_t)out % sizeof(Bits) == 0;
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
@@ -79,15 +80,16 @@ void multiply_on_tiles(bf16* out, const uint32_t* x, const uint32_t* weight, con
       const uint32_t *block = weight + at * pairs, *next = block + pairs * COLUMNS, *behind = next + pairs * COLUMNS;
       for (int64_t row = 0; row < rows; row += TOGETHER, which = 1 - which) {
         const uint32_t* left = row < whole ? x + row * pairs : last.data();
-        const auto meanwhile = [&](int step) {
+        const auto meanwhile = [&](int quarter) {
           for (int64_t i = 0; i < lines && next < behind; ++i, next += 16) _mm_prefetch((const char*)next, _MM_HINT_T1);
-          before.write(sums[1 - which], step * each, (step + 1) * each, far);
+          const int step = quarter / QUARTERS;
+          if (quarter % QUARTERS == 0) before.write(sums[1 - which], step * each, (step + 1) * each, far);
         };
         const int64_t count = std::min(TOGETHER, rows - row);
         if (count > SIDE)
-          tile_product<2>(sums[which], COLUMNS, left, pairs, block, COLUMNS, int(pairs), false, meanwhile);
+          tile_product<2>(sums[which], COLUMNS, left, pairs, TilesInOrder{block}, int(pairs), false, meanwhile);
         else
-          tile_product<1>(sums[which], COLUMNS, left, pairs, block, COLUMNS, int(pairs), false, meanwhile);
+          tile_product<1>(sums[which], COLUMNS, left, pairs, TilesInOrder{block}, int(pairs), false, meanwhile);
         before.row = row, before.at = at, before.count = count;
       }
     }
@@ -133,14 +135,20 @@ template <int R>
 
 extern "C" {
 
-// [columns, 2 pairs] to blocks of [pairs, COLUMNS] words, each a pair of neighbours of one column. What is missing in the
-// last block is 0.
+// [columns, 2 pairs] to blocks of [pairs, COLUMNS] words, each a pair of neighbours of one column, or to such blocks as
+// `TilesInOrder`. What is missing in the last block is 0.
 void pack_weight(uint32_t* to, const bf16* from, int64_t columns, int64_t pairs, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t first = 0; first < columns; first += COLUMNS)
-    for (int at = 0; at < COLUMNS; at += 16)
-      turned(to + first * pairs + at, COLUMNS, from + (first + at) * 2 * pairs, 2 * pairs, int(columns - first) - at,
-             int(pairs));
+    for (int at = 0; at < COLUMNS; at += 16) {
+      const bf16* rows = from + (first + at) * 2 * pairs;
+      const int count = int(columns - first) - at;
+      if (!has_tiles())
+        turned(to + first * pairs + at, COLUMNS, rows, 2 * pairs, count, int(pairs));
+      else
+        for (int64_t pair = 0; pair < pairs; pair += SIDE)
+          turned(to + first * pairs + pair * COLUMNS + at * SIDE, SIDE, rows + 2 * pair, 2 * pairs, count, SIDE);
+    }
 }
 
 // out [rows, columns] = x [rows, 2 pairs] times a packed weight, plus `bias` and `residual` [rows, columns] unless null.

@@ -61,12 +61,28 @@ struct Nothing {
 // Compilers do not know that tiles read memory.
 inline void written_before() { asm volatile("" ::: "memory"); }
 
-// c = a b, or c += a b, of float32 [16 I, 32] for I in {1, 2}, in whole tiles. `meanwhile` gets the number of each step:
-// tiles are multiplied beside other instructions.
-template <int I, class Meanwhile = Nothing>
-inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
-                         int pairs, bool add, const Meanwhile& meanwhile = {}) {
-  const int64_t c_bytes = 4 * c_row, a_bytes = 4 * a_row, b_bytes = 4 * b_row;
+// Right operands, as tiles of SIDE rows and words: two side by side for each step. Rows of words as they lie, or tiles one
+// after the other.
+struct RowsOfWords {
+  const uint32_t* first;
+  int64_t row;
+  const uint32_t* tile(int step, int half) const { return first + step * SIDE * row + half * SIDE; }
+  int64_t bytes() const { return 4 * row; }
+};
+struct TilesInOrder {
+  const uint32_t* first;
+  const uint32_t* tile(int step, int half) const { return first + (2 * step + half) * SIDE * SIDE; }
+  int64_t bytes() const { return 4 * SIDE; }
+};
+
+// c = a b, or c += a b, of float32 [16 I, 32] for I in {1, 2}, in whole tiles. Each step of 16 pairs has QUARTERS calls of
+// `meanwhile` with their number between its products: tiles are multiplied beside other instructions, and what those
+// fetch at once would keep the next tile waiting.
+constexpr int QUARTERS = 4;
+template <int I, class Right, class Meanwhile = Nothing>
+inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const Right& b, int pairs, bool add,
+                         const Meanwhile& meanwhile = {}) {
+  const int64_t c_bytes = 4 * c_row, a_bytes = 4 * a_row;
   float* below = c + SIDE * c_row;
   written_before();
   if (add) {
@@ -80,18 +96,21 @@ inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_r
     if (I == 2) _tile_zero(2);
     if (I == 2) _tile_zero(3);
   }
-  for (int pair = 0; pair < pairs; pair += SIDE) {
-    _tile_loadd(4, a + pair, a_bytes);
-    _tile_loadd(6, b + pair * b_row, b_bytes);
-    _tile_loadd(7, b + pair * b_row + SIDE, b_bytes);
+  for (int step = 0; step < pairs / SIDE; ++step) {
+    _tile_loadd(6, b.tile(step, 0), b.bytes());
+    _tile_loadd(4, a + step * SIDE, a_bytes);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    meanwhile(QUARTERS * step);
     if (I == 2) {
-      _tile_loadd(5, a + SIDE * a_row + pair, a_bytes);
+      _tile_loadd(5, a + SIDE * a_row + step * SIDE, a_bytes);
       _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
     }
-    meanwhile(pair / SIDE);
+    meanwhile(QUARTERS * step + 1);
+    _tile_loadd(7, b.tile(step, 1), b.bytes());
+    _tile_dpbf16ps(1, 4, 7);
+    meanwhile(QUARTERS * step + 2);
+    if (I == 2) _tile_dpbf16ps(3, 5, 7);
+    meanwhile(QUARTERS * step + 3);
   }
   _tile_stored(0, c, c_bytes);
   _tile_stored(1, c + SIDE, c_bytes);
@@ -106,8 +125,12 @@ class Tiles {
  public:
   Tiles() {}
 };
+struct RowsOfWords {
+  const uint32_t* first;
+  int64_t row;
+};
 template <int I>
-inline void tile_product(float*, int64_t, const uint32_t*, int64_t, const uint32_t*, int64_t, int, bool) {}
+inline void tile_product(float*, int64_t, const uint32_t*, int64_t, const RowsOfWords&, int, bool) {}
 
 #endif
 
