@@ -527,7 +527,7 @@ class StaticDecoder:
         self._logits: Tensor | None = None  # ``[rows, V]`` of the last step
         self._pool: Any = None
         self._captures = torch.device(model.device).type == "cuda"
-        self._addresses = self.weights_at()
+        self._addresses = self._weights_at()
         self.captured = 0
         """Number of graphs captured so far."""
 
@@ -536,7 +536,7 @@ class StaticDecoder:
 
     def reload(self) -> None:
         """Drop graphs that read other addresses. Call it after weights have been replaced."""
-        addresses = self.weights_at()
+        addresses = self._weights_at()
         if addresses != self._addresses:
             self._steps.clear()
             self._addresses = addresses

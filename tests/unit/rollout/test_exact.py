@@ -156,9 +156,9 @@ def test_a_kernel_attends_where_there_are_kernels(
     for owner, name in ((kernel, "__call__"), (kernel, "run_layers"), (cpu_kernels, "attend_in_blocks")):
         original: Any = getattr(owner, name)
 
-        def attend(*given: Any, original: Any = original, name: str = name) -> Any:
+        def attend(*given: Any, original: Any = original, name: str = name, **options: Any) -> Any:
             asked.append(name)
-            return original(*given)
+            return original(*given, **options)
 
         monkeypatch.setattr(owner, name, attend)
     engine = engine_of(model_of("llama-one-head", dtype, 0), 4, exact=exact)
