@@ -164,7 +164,8 @@ def _chosen(splits: Sequence[str], present: Sequence[str], name: str) -> str:
         if split in present:
             return split
     have = ", ".join(present) or "none"
-    raise RecipeError(f"{name}: no split {splits[0]!r}; it has: {have}. Set split to one of them", key="split")
+    remedy = "Set split to one of them, or name a file instead"
+    raise RecipeError(f"{name}: no split {splits[0]!r}; it has: {have}. {remedy}", key="split")
 
 
 def _undecodable_line(path: Path) -> int:

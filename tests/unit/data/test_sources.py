@@ -76,7 +76,7 @@ def test_hub_sets_load_through_datasets(tmp_path: Path) -> None:
     assert [p.id for p in load_problems(source)] == ["sums-0"]
     with pytest.raises(ValueError, match="unknown option 'nam'; known: subset, revision"):
         load_problems(SourceConfig(hub=str(folder), options={"nam": "x"}))
-    with pytest.raises(ValueError, match=r"no split 'dev'; it has: train, test\. Set split to one of them"):
+    with pytest.raises(ValueError, match=r"no split 'dev'; it has: train, test\. Set split .*, or name a file"):
         load_problems(SourceConfig(hub=str(folder), split="dev"))
 
 
