@@ -27,7 +27,7 @@ from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, 
 from magicrl.config.model_schema import DType, ModelConfig
 from magicrl.config.paths import with_files
 from magicrl.config.sft_schema import SftPhaseConfig
-from magicrl.data.sources import Place, Recognised, load_problems, recognise
+from magicrl.data.sources import Place, Quarantined, Recognised, load_problems, recognise
 from magicrl.records import Problem
 from magicrl.registry import check, is_builtin
 from magicrl.reporting.wording import print_prose
@@ -186,9 +186,11 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
         found = recognise(place, fields, offer="--{field} {column}", verifier=verifier)
     except RecipeError as error:
         raise RecipeError(error.problem) from None  # the recipe's key of the path is none of this command's options
-    if not found.problems:
-        where, reason = found.rejected[0] if found.rejected else ("", f"{data} has no records")
-        raise ValueError(f"no problem can be read: {_placed(where, reason)}")
+    # named here, because the second reading offers the settings of a recipe, which this command does not have
+    broken = [(where, reason) for where, reason in found.rejected if not isinstance(reason, Quarantined)]
+    if broken or not found.problems:
+        where, reason = (broken or [*found.rejected, ("", f"{data} has no records")])[0]
+        raise ValueError(f"{'' if found.problems else 'no problem can be read: '}{_placed(where, reason)}")
     where = {"hub": place.hub} if place.hub is not None else {"path": str(Path(data).expanduser().absolute())}
     source = SourceConfig.model_validate(
         {**where, "fields": fields.model_dump(exclude_none=True), "verifier": verifier}

@@ -12,7 +12,7 @@ import traceback
 from io import TextIOWrapper
 from pathlib import Path
 
-from cyclopts import App, CycloptsError, UnusedCliTokensError
+from cyclopts import App, CycloptsError, MissingArgumentError, UnusedCliTokensError
 from rich.console import Console
 
 import magicrl
@@ -172,6 +172,9 @@ def usage_error(error: CycloptsError) -> str:
     if isinstance(error, UnusedCliTokensError):
         unused = shlex.join(error.unused_tokens or ())
         return f"{command}: {unused} belongs to no option; {command} --help shows the options"
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        lacks = "is missing" if error.keyword is None else "has no value"
+        return f"{command}: {error.keyword or error.argument.name} {lacks}; {command} --help shows the options"
     error.verbose = False
     return f"{command}: {error}"
 

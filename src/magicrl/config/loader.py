@@ -208,14 +208,14 @@ _KINDS = (
 def _explain_toml(path: Path, text: str, error: str) -> str:
     """Return tomllib's message with the place first and the line itself."""
     found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", error)
-    if found is None:  # at the end of the document
-        return f"{path}, line {max(1, len(text.splitlines()))}: not valid TOML: {error}; is the file cut off?"
-    number = int(found.group(2))
-    hint = ""
-    if found.group(1) == "Cannot overwrite a value":
+    hint = "" if found else "; is the file cut off?"
+    if error.startswith("Cannot overwrite a value"):
         hint = "; this key or table appears twice (a list of tables needs [[double brackets]] each time)"
-    elif found.group(1) == "Invalid value":
+    elif error.startswith("Invalid value"):
         hint = "; every key needs a value, and text needs quotes"
+    if found is None:  # at the end of the document
+        return f"{path}, line {max(1, len(text.splitlines()))}: not valid TOML: {error}{hint}"
+    number = int(found.group(2))
     line = text.splitlines()[number - 1].strip()
     return f"{path}, line {number}: not valid TOML: {found.group(1)} at column {found.group(3)} of {line!r}{hint}"
 
@@ -335,6 +335,7 @@ def _explain(
 
 def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) -> str:
     kind, context = details["type"], details.get("ctx", {})
+    tables = _tables(schema, details["loc"])
     if kind == "extra_forbidden":
         known = sorted({name for table in _tables(schema, details["loc"][:-1]) for name in table.model_fields})
         return f"unknown key {dotted}; {_nearest(dotted.rpartition('.')[2], known, 'known keys')}"
@@ -342,15 +343,19 @@ def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) ->
         return f"{dotted} is missing; add it"
     if kind.startswith("union_tag"):
         key, tag = str(context.get("discriminator", "")).strip("'"), str(context.get("tag", ""))
-        fields = [table.model_fields[key] for table in _tables(schema, details["loc"]) if key in table.model_fields]
+        fields = [table.model_fields[key] for table in tables if key in table.model_fields]
         known = sorted({str(name) for field in fields for name in get_args(field.annotation)})
         said = f"unknown {key} {tag!r}" if tag else f"{key} is missing"
         return f"{dotted}: {said}; {_nearest(tag, known, 'known')}"
     # pydantic puts these words before those of our validators
     message = details["msg"].removeprefix("Value error, ")
-    if kind in ("model_type", "dict_type"):
+    if kind == "tuple_type":
+        message = f"must be a list, {f'each entry under [[{dotted}]]' if tables else 'values in brackets'}"
+    elif kind in ("model_type", "dict_type"):
         message = f"must be a table, [{dotted}]"
-        if _is_optional_table(schema, dotted):
+        if kind == "model_type" and not tables:  # a setting of an entry, in the table of all entries
+            message = f"belongs to an entry with a name, [{dotted.rpartition('.')[0]}.NAME]"
+        elif _is_optional_table(schema, dotted):
             message += f"; --set {dotted}=none switches it off"
     elif kind == "too_short":
         message = f"needs at least {context.get('min_length', 1)} entry, each under [[{dotted}]]"

@@ -8,11 +8,12 @@ one. Importing this module does not import torch.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, ReferenceConfig, TeacherConfig
 from magicrl.config.cluster_schema import ClusterConfig
@@ -138,7 +139,7 @@ class RunConfig(Section):
 
     name: str = "run"
     """Name of the run, used for the run folder and in the report."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Random seed of prompts, sampling, mini-batches and held-out problems."""
     output: FilePath | None = None
     """Run folder; the option ``--output`` overrides it. Default: ``runs/<name>``."""
@@ -149,6 +150,14 @@ class RunConfig(Section):
     expected_minutes: float | None = Field(default=None, gt=0)
     """Duration of a shipped recipe, measured on two CPU cores. It is shown before the start if the recipe is
     unchanged."""
+
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder_of_its_own(cls, name: str) -> str:
+        # "" and "." would be the folder of all runs itself
+        if not re.search(r"[^\s./]", name):
+            raise ValueError("names no folder; use letters, digits or dashes")
+        return name
 
 
 class EvaluationConfig(Section):

@@ -164,7 +164,8 @@ def _chosen(splits: Sequence[str], present: Sequence[str], name: str) -> str:
         if split in present:
             return split
     have = ", ".join(present) or "none"
-    raise RecipeError(f"{name}: no split {splits[0]!r}; it has: {have}. Set split to one of them", key="split")
+    remedy = "Set split to one of them, or name a file instead"
+    raise RecipeError(f"{name}: no split {splits[0]!r}; it has: {have}. {remedy}", key="split")
 
 
 def _undecodable_line(path: Path) -> int:
@@ -193,6 +194,8 @@ def _as_row(record: Any, index: int, where: str) -> Row | BadRow:
         kind = type(record).__name__
         shown = str(record)
         reason = f"{where}: expected an object with named fields, got {kind} ({shown[:40]!r})"
+        if kind == "list":  # a whole file of JSON with the name of JSON Lines
+            reason += "; a file that is one list of objects ends in .json"
         return BadRow(index=index, where=where, reason=reason, text=shown)
     return Row(index=index, where=where, record=record)
 
@@ -234,7 +237,7 @@ def _read_json(path: Path) -> Iterator[Row | BadRow]:
     text = path.read_text(encoding="utf-8-sig")
     records = _parse(text, str(path), "for one object a line name the file .jsonl", many_lines=True)
     if not isinstance(records, list):
-        raise ValueError(f"{path}: expected a list of objects, got {type(records).__name__}")
+        raise ValueError(f"{path}: expected a list of objects, got {type(records).__name__}; keep only the list")
     for index, record in enumerate(records):
         yield _as_row(record, index, f"{path}, row {index + 1}")
 

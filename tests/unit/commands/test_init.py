@@ -166,6 +166,9 @@ def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -
     (tmp_path / "mine.jsonl").write_text('{"a": 1, "b": 2}\n')
     with pytest.raises(ValueError, match="no problem can be read"):
         init(tmp_path, tmp_path / "mine.jsonl", tmp_path / "new.toml")
+    (tmp_path / "mine.jsonl").write_text('{"question": "?", "answer": "1"}\n{"question": "?"}\n')
+    with pytest.raises(ValueError, match=r"^\S+mine\.jsonl, line 2: .*Remedy: name it, --answer COLUMN,"):
+        init(tmp_path, tmp_path / "mine.jsonl", tmp_path / "new.toml")
 
 
 def test_an_answer_that_is_right_once_in_hundreds_is_looked_for(toy: Path, tmp_path: Path) -> None:

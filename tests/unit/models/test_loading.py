@@ -121,6 +121,10 @@ def test_errors_name_the_folder_and_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no config\.json"):
         load_policy(tmp_path / "empty")
+    (tmp_path / "empty" / "model").mkdir()
+    (tmp_path / "empty" / "model" / "config.json").touch()
+    with pytest.raises(ValueError, match=r"has no config\.json; it is a run folder: give its model, \S+empty/model$"):
+        load_policy(tmp_path / "empty")
 
 
 def test_save_replaces_a_model_but_never_another_folder(folder: Path, tmp_path: Path) -> None:
