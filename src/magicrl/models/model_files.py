@@ -99,7 +99,9 @@ def check_model(folder: Path, name: str) -> None:
                 f"model folder {name} holds only a LoRA adapter; merge it into its model (PEFT's merge_and_unload) "
                 "and give the merged folder"
             )
-        raise ValueError(f"model folder {name} has no config.json; give the folder that save_pretrained wrote")
+        trained = (folder / "model" / "config.json").is_file()
+        remedy = f"it is a run; give {name}/model" if trained else "give the folder that save_pretrained wrote"
+        raise ValueError(f"model folder {name} has no config.json; {remedy}")
     if not any((folder / file).is_file() for file in TOKENIZER_FILES):
         raise ValueError(
             f"model folder {name} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); "

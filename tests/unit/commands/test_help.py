@@ -121,6 +121,11 @@ def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
             "magicrl eval: runs/sums belongs to no option; magicrl eval --help shows the options",
         ),
         ("eval --fields x", "magicrl eval: Unknown option: --fields. Did you mean --field?"),
+        (
+            "verify maths",
+            'magicrl verify: Unknown command "maths". Did you mean "math"? Available commands: math, reward, code, '
+            "checkers, disagreements, judge.",
+        ),
         ("eval --samples x", "magicrl eval: Invalid value for --samples: give a whole number, got x"),
     ],
 )

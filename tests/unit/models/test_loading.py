@@ -119,6 +119,10 @@ def test_errors_name_the_folder_and_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the run has saved no model yet; .* --output \S+ --resume continues it"):
         load_policy(tmp_path / "model")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "model" / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"run has no config\.json; it is a run; give .*/run/model$"):
+        load_policy(tmp_path / "run")
     with pytest.raises(ValueError, match=r"empty has no config\.json"):
         load_policy(tmp_path / "empty")
 
