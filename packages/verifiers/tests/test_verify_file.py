@@ -12,8 +12,8 @@ from builders import write_lines
 
 from magicrl import verify
 from magicrl_verifiers import JudgeOptions
-from magicrl_verifiers.batch import verify_file
-from magicrl_verifiers.cli import custom_reward, math
+from magicrl_verifiers.batch import verify_file, verify_rows
+from magicrl_verifiers.cli import code, custom_reward, math
 
 
 def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
@@ -217,6 +217,33 @@ def test_answers_of_which_none_was_judged_are_a_failure_with_reasons(tmp_path: P
     row = json.loads(output.read_text())
     assert (row["correct"], row["status"]) == (None, "infrastructure_error")
     assert "field 'tests' is text but not JSON" in row["reason"]
+
+
+def test_programs_that_were_not_judged_have_a_reason(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    tests = {"inputs": ["3"], "outputs": ["3"]}
+    write_lines(source, [{"program": "print(3)", "tests": given} for given in (tests, tests | {"outputs": []})])
+    code(input=source, output=output)
+    right, unusable = (json.loads(line) for line in output.read_text().splitlines())
+    assert right["correct"] is True
+    assert "reason" not in right
+    assert "differ in length" in unusable["reason"]
+
+
+def test_a_list_of_a_wrong_length_shows_although_each_line_is_judged_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("single.py").write_text("def one(completions, **kwargs):\n    return [1.0]\n")
+    write_lines(Path("in.jsonl"), [{"response": "x"}, {"response": "y"}])
+    limits: dict[str, Any] = {"workers": 1, "time_limit": 2.0, "memory_limit_mb": 1024}
+    row = {"response": r"\boxed{x}", "reference": "x"}
+    (alone,) = verify_rows([row], verifier="single.py:one", options=JudgeOptions(), **limits)
+    assert "must return 2 scores, got 1" in alone.reason
+    (part,) = verify_rows([row], verifier="exact + 0.5 * single.py:one", options=JudgeOptions(), **limits)
+    assert part.parts == {"exact": (1.0, 1.0), "one": (0.5, None)}
+    with pytest.raises(ValueError, match="none of 2 answers was judged"):
+        custom_reward("single.py:one", input=Path("in.jsonl"), output=Path("out.jsonl"), workers=1)
 
 
 def test_a_line_without_a_column_that_a_reward_of_trl_reads_has_its_own_row(

@@ -40,7 +40,7 @@ def runs(
 
     Example: magicrl runs
 
-    Example: magicrl runs studies --where status=finished --where best>=0.5 --sort best --reverse
+    Example: magicrl runs studies --where status=finished --where 'best>=0.5' --sort best --reverse
 
     Example: magicrl runs --compare seed-0 seed-1
 

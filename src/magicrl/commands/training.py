@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -78,7 +78,7 @@ class Step:
     """Number of the stage, from 0."""
     metrics: Mapping[str, float | int | str | None]
     """Metrics as in ``metrics.jsonl``: ``train/accuracy/mean``, ``learner/loss``, ..."""
-    groups: tuple[ScoredGroup, ...]
+    groups: tuple[ScoredGroup, ...] = field(repr=False)  # its arrays fill thousands of lines
     """All sampled groups, including rejected ones: problem, responses, verdicts, rewards."""
 
 

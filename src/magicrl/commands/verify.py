@@ -127,7 +127,9 @@ def _records(responses: Any, reference: Any) -> list[dict[str, Any]]:
 
 
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
-verify_app.command(package_app, name="*")
+for name in package_app:
+    if not name.startswith("-"):
+        verify_app.command(package_app[name], name=name)  # with name="*" a wrong name would list none of them
 
 
 @verify_app.command

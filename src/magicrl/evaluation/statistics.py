@@ -28,6 +28,7 @@ from scipy.special import stdtrit
 from magicrl.evaluation.samples import SampleRow
 from magicrl_verifiers.maths.literals import plain_number
 from magicrl_verifiers.maths.notation import canonical_notation
+from magicrl_verifiers.records import NO_ANSWER
 
 Z95 = NormalDist().inv_cdf(0.975)
 RESAMPLES = 4000
@@ -310,6 +311,7 @@ class Score:
     answered_and_stopped: float  # share of responses that ended before the limit and have an answer to judge
     samples: int  # most judged samples of a problem
     not_judged: int  # samples without a verdict, which count nowhere
+    drawn: int  # all samples, judged or not
     clusters: tuple[int, ...]  # equal for problems of one prompt or template: the unit of the intervals
     reward: Estimate | None = None  # mean reward; None without graded rewards (it is then the accuracy)
     reward_per_problem: tuple[float, ...] = ()  # mean rewards like ``per_problem``, with graded rewards
@@ -372,9 +374,10 @@ def score_rows(
         length=mean_over(mean_of, lambda rows: float(np.mean([row.tokens for row in rows])), problems),
         truncation=mean_over(share, lambda rows: float(np.mean([row.truncated for row in rows])), problems),
         entropy=float(np.average([e for e, _ in known], weights=[t for _, t in known])) if known else None,
-        answered_and_stopped=float(np.mean([r.extracted is not None and r.finish_reason == "stop" for r in every])),
+        answered_and_stopped=float(np.mean([r.status not in NO_ANSWER and r.finish_reason == "stop" for r in every])),
         samples=max(counted),
         not_judged=len(every) - sum(counted),
+        drawn=len(every),
         clusters=numbers,
         reward=mean_over(mean_of, lambda rows: float(np.mean([row.reward for row in rows]))) if graded else None,
         reward_per_problem=tuple(earned),

@@ -343,6 +343,8 @@ def score_document(result: Score) -> dict[str, Any]:
         **graded,
         "problems": result.accuracy.problems,
         "samples": result.samples,
+        "not_judged": result.not_judged,
+        "drawn": result.drawn,
         "pass_at": {str(k): estimate.as_dict() for k, estimate in result.pass_at.items()},
         "length_mean": result.length.mean,
         "truncation": result.truncation.mean,

@@ -339,6 +339,8 @@ NOTHING_LEARNED = 3
 
 NOTEWORTHY = 0.05
 """Smallest relevant rise, as a share of the scores' range. An interval that ends below it excludes a rise."""
+UNJUDGED = 0.1
+"""Share of responses without a verdict above which scores do not decide."""
 SCARCE = 0.05
 """Share of groups with an advantage below which a run without a rise had nothing to learn from."""
 
@@ -347,7 +349,8 @@ SCARCE = 0.05
 class ScoreRise:
     """First test set before and after training, paired by problem and clustered, at one temperature for both.
 
-    ``span`` is the range of the problems' scores; ``graded`` says whether these are mean rewards.
+    ``span`` is the range of the problems' scores; ``graded`` says whether these are mean rewards; ``not_judged`` is the
+    share of responses without a verdict, before or after, whichever is larger.
     """
 
     set_name: str
@@ -357,6 +360,7 @@ class ScoreRise:
     change: Interval
     span: float = 1.0
     graded: bool = False
+    not_judged: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -430,6 +434,10 @@ def conclude(facts: LearningFacts) -> Conclusion:
         held_out = "Hold problems out (data.holdout) or name a test set ([data.test.NAME])."
         return verdict("undecided", why, held_out, *advice)
     tested, change = _in_words(facts.rise), facts.rise.change
+    if facts.rise.not_judged > UNJUDGED:
+        why = f"{tested}, but {percent(facts.rise.not_judged)} of the responses of a test could not be judged"
+        remedy = "Repair the verifier or reward (its first error is in the log): judged responses are no random sample."
+        return verdict("undecided", why, remedy, *advice)
     if change.low > 0:
         return verdict("learned", tested)
     if change.high < 0:
@@ -503,6 +511,7 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
         change=change,
         span=span,
         graded=measure is REWARD,
+        not_judged=max(score.get("not_judged", 0) / score.get("drawn", 1) for score in (old[at], new[at])),
     )
 
 

@@ -23,6 +23,7 @@ from magicrl.training.diagnosis import (
     ANY_JUDGING,
     REWARD,
     STEP_KEYS,
+    UNJUDGED,
     Judging,
     SampledAnswers,
     answers_in,
@@ -207,9 +208,10 @@ def early_plateau(series: Series) -> str | None:
 def groups_rejected(series: Series) -> SampledAnswers | None:
     """More than three quarters of the groups without any advantage over ten steps, or all of them in three.
 
-    A teacher teaches in these groups too.
+    A teacher teaches in these groups too. Where most responses have no verdict, that is the cause.
     """
-    if TEACHER_KL in series[-1].values:
+    unjudged = last(series, 3, NOT_JUDGED)
+    if TEACHER_KL in series[-1].values or (unjudged and mean(unjudged) > 0.5):
         return None
     often, three = last(series, 2 * RECENT, REJECTED), last(series, 3, REJECTED)
     if (often and mean(often) > 0.75) or (three and min(three) == 1):
@@ -225,7 +227,7 @@ def groups_rejected(series: Series) -> SampledAnswers | None:
 def answers_not_judged(series: Series) -> str | None:
     """More than a tenth of the responses not judged over the last steps."""
     share = last(series, RECENT, NOT_JUDGED)
-    if not share or mean(share) <= 0.1:
+    if not share or mean(share) <= UNJUDGED:
         return None
     return f"{mean(share):.0%} of the responses of the last {RECENT} steps could not be judged"
 

@@ -585,7 +585,9 @@ class Session:
         scores = ", ".join(
             f"{found[measure.key]['mean']:.3f} at temperature {float(tau):g}" for tau, found in temperatures.items()
         )
-        self._event_once("evaluation", f"{document['set']} {name} training: {measure.name} {scores}")
+        lost, drawn = (sum(found.get(key, 0) for found in temperatures.values()) for key in ("not_judged", "drawn"))
+        unjudged = f"; {lost} of {drawn} responses could not be judged" if lost else ""
+        self._event_once("evaluation", f"{document['set']} {name} training: {measure.name} {scores}{unjudged}")
 
     def save(self) -> Path:
         """Write a checkpoint of the whole state, wait until it is complete, and return its folder."""

@@ -52,6 +52,7 @@ def test_one_run_by_three_ways(toy_recipe: Path, tmp_path: Path) -> None:
     by_step = [{k: v for k, v in step.metrics.items() if not k.startswith(TIMES)} for step in steps]
     assert by_step == command
     assert [(step.number, step.stage, len(step.groups)) for step in steps] == [(1, 0, 8), (2, 0, 8), (3, 1, 8)]
+    assert "groups=" not in repr(steps[0]), "its arrays fill thousands of lines"
     first = evaluations_of(tmp_path / "command")
     assert evaluations_of(whole.path) == first
     assert {k: v for k, v in evaluations_of(finished.path).items() if not k.startswith("step-")} == first
@@ -142,6 +143,23 @@ def test_a_live_reward_and_live_data(toy_recipe: Path, tmp_path: Path) -> None:
         ValueError, match="already holds a run; pass resume=True to continue it, or choose another output"
     ):
         train()
+
+
+def test_a_test_that_a_reward_judges_in_part_decides_nothing(toy_recipe: Path, tmp_path: Path) -> None:
+    def brief(problem: magicrl.Problem, response: str) -> float:
+        if len(response) % 3 == 0:
+            raise KeyError(response)
+        return 1 / len(response)
+
+    settings = SHORT | {"algorithm.reject_zero_advantage": False}
+    run = magicrl.train(toy_recipe, settings=settings, reward=brief, output=tmp_path / "run", progress=False)
+    documents = evaluations_of(run.path).values()
+    scores = [score for document in documents for score in document["temperatures"].values()]
+    lost, drawn = (sum(score[key] for score in scores) for key in ("not_judged", "drawn"))
+    assert 0.1 * drawn < lost < drawn
+    assert "of the responses of a test could not be judged" in run.verdict
+    (before, _) = run.events.query("kind == 'evaluation'").message
+    assert "responses could not be judged" in before
 
 
 @pytest.fixture

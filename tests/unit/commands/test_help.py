@@ -124,6 +124,11 @@ def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
         ("preflight", "magicrl preflight: RECIPE is missing; magicrl preflight --help shows the options"),
         ("plan tiny --gpu", "magicrl plan: --gpu has no value; magicrl plan --help shows the options"),
         ("eval --fields x", "magicrl eval: Unknown option: --fields. Did you mean --field?"),
+        (
+            "verify maths",
+            'magicrl verify: Unknown command "maths". Did you mean "math"? Available commands: math, reward, code, '
+            "checkers, disagreements, judge.",
+        ),
         ("eval --samples x", "magicrl eval: Invalid value for --samples: give a whole number, got x"),
     ],
 )

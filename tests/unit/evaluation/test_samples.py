@@ -188,7 +188,10 @@ def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() 
     ]
     found = score_rows(rows, ["a", "b"], pass_at=[2])
     assert found.per_problem == pytest.approx((1 / 3, 1.0))
-    assert found.not_judged == 1
+    assert (found.not_judged, found.drawn) == (1, 8)
+    assert found.answered_and_stopped == 7 / 8, "a reward extracts nothing from the answer that it scores"
+    silent = replace(rows[0][2], status="no_answer")
+    assert score_rows([[silent, rows[0][0]]], ["a"]).answered_and_stopped == 1 / 2
     assert found.pass_at[2].mean == pytest.approx((1 - 1 / 3 + 1) / 2)
     assert found.truncation.mean == pytest.approx((1 / 4 + 0) / 2)
     assert found.length.mean == pytest.approx(((3 + 9 + 3 + 3) / 4 + 3) / 2)

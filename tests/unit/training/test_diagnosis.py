@@ -247,6 +247,9 @@ def facts(
         (facts(gradient=0.0, measured=rise(0.02, 0.1)), "nothing_to_learn", "60 % of 24 groups"),
         (facts(gradient=0.0, changed=False), "nothing_to_learn", "the gradient was 0"),
         (facts(gradient=None, measured=rise(0.02, 0.1)), "learned", "+6.0"),
+        # judged responses are no random sample
+        (facts(measured=replace(rise(0.02, 0.1), not_judged=0.55)), "undecided", "but 55 % of the responses of a test"),
+        (facts(measured=replace(rise(0.02, 0.1), not_judged=0.1)), "learned", "+6.0"),
         # unknown is not unchanged
         (facts(changed=None, measured=rise(0.02, 0.1)), "learned", "+6.0"),
     ],
@@ -277,14 +280,15 @@ def test_facts_of_a_recorded_run() -> None:
         )
     ]
 
-    def test(name: str, shares: list[float | None]) -> dict[str, object]:
+    def test(name: str, shares: list[float | None], **counts: int) -> dict[str, object]:
         known = [share for share in shares if share is not None]
         score = {"accuracy": {"mean": sum(known) / len(known)}, "per_problem": shares, "clusters": ["a", "b", "c", "a"]}
+        score |= counts
         return {"name": name, "set": "held_out", "temperatures": {"0.0": score, "0.6": score}}
 
     found = learning_facts(
         steps,
-        test("before", [0.0, 0.5, None, 0.25]),
+        test("before", [0.0, 0.5, None, 0.25], not_judged=3, drawn=8),
         test("after", [0.5, 0.5, 1.0, 0.75]),
         reuse=[2],
         temperature=1.0,
@@ -295,6 +299,7 @@ def test_facts_of_a_recorded_run() -> None:
     assert found.largest_gradient == 0.3, "steps without an update have none"
     assert found.rise is not None
     assert found.rise.temperature == 0.6, "the highest that was measured"
+    assert found.rise.not_judged == 3 / 8, "of the test that has more of them"
     assert found.rise.change.mean == pytest.approx(1 / 3)  # of the three problems that both judged
     assert (found.rise.change.problems, found.rise.change.clusters) == (3, 2)
 

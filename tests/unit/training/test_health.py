@@ -196,6 +196,19 @@ def test_a_good_run_has_no_finding() -> None:
                 learner__teacher_kl=flat(0.1),
             ),
         ),
+        # most responses have no verdict, which is the cause
+        (
+            "groups_rejected",
+            run(
+                40,
+                groups__rejected__ratio=flat(1.0),
+                groups__sampled=flat(8),
+                train__accuracy__mean=flat(0.0),
+                train__truncation__ratio=flat(0.1),
+                train__not_judged__ratio=flat(0.9),
+                stage__max_tokens=flat(64),
+            ),
+        ),
         # a single step without any advantage
         (
             "groups_rejected",

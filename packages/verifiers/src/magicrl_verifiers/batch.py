@@ -118,7 +118,7 @@ def judge_file(
             verdict = Verdict(outcome=Outcome.NOT_JUDGED, status=BROKEN_LINE, reason=str(found))
             fields = {**row(verdict), "reason": verdict.reason}
         else:
-            (verdict,) = pool.result(found)
+            verdict = pool.result(found)[0]
             fields = row(verdict)
         correct = None if verdict.outcome is Outcome.NOT_JUDGED else verdict.correct
         file.write(json.dumps({"id": name, "correct": correct, **fields}) + "\n")
@@ -218,7 +218,7 @@ def verify_file(
 
         def submit(row: dict[str, Any], name: Any) -> Ticket:
             problem, response = _parse(spec, row, name)
-            return pool.submit(problem, [response])
+            return pool.submit(problem, [response] * spec.tries)
 
         return judge_file(input, output, pool, submit=submit, row=_row, workers=count, tell=tell)
 
@@ -247,7 +247,7 @@ def verify_rows(
         except ValueError as error:
             raise ValueError(f"record {number}: {error}") from error
     with VerifierPool(options=options, workers=workers, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
-        tickets = [pool.submit(problem, [text]) for problem, text in lines]
+        tickets = [pool.submit(problem, [text] * spec.tries) for problem, text in lines]
         return [pool.result(ticket)[0] for ticket in tickets]
 
 
@@ -356,7 +356,7 @@ def verify_code_file(
     when all are judged (until then ``<output>.part`` grows). A line without an id gets its line number.
 
     Args:
-        explain: add ``reason``, a sentence for a person.
+        explain: add ``reason``, a sentence for a person, to every line; programs that were not judged always have it.
         tell: receives the number of judged lines and of all lines.
 
     Raises:
@@ -375,7 +375,7 @@ def _code_row(explain: bool, verdict: Verdict) -> dict[str, Any]:
     passed, total = (verdict.passed, verdict.total) if isinstance(verdict, CodeVerdict) else (0, 0)
     seconds = round(verdict.seconds, 4)
     row: dict[str, Any] = {"status": verdict.status, "passed": passed, "total": total, "seconds": seconds}
-    return {**row, "reason": verdict.reason} if explain else row
+    return {**row, "reason": verdict.reason} if explain or verdict.outcome is Outcome.NOT_JUDGED else row
 
 
 def _submit_code(pool: CodePool, row: dict[str, Any], name: Any) -> Ticket:

@@ -31,6 +31,7 @@ class VerifierSpec:
         needs_reference: whether it can judge nothing without a reference answer.
         check_problem: raises ValueError for a problem that a reward function cannot be called for.
         reads_extract: whether a verdict depends on ``extract``; a reward function gets the whole response.
+        tries: copies of a response to judge outside of training: one response hides a list of a wrong length.
     """
 
     name: str
@@ -40,6 +41,7 @@ class VerifierSpec:
     needs_reference: bool = True
     check_problem: Callable[[Problem], None] | None = None
     reads_extract: bool = True
+    tries: int = 1
     parts: tuple[VerifierSpec, ...] = ()
 
     def __post_init__(self) -> None:
@@ -127,7 +129,8 @@ def verifier_spec(name: str) -> VerifierSpec:
     if len(names) > 1:
         parts = tuple(map(verifier_spec, names))
         needs, reads = (any(getattr(part, name) for part in parts) for name in ("needs_reference", "reads_extract"))
-        return VerifierSpec(name=name, parts=parts, needs_reference=needs, reads_extract=reads)
+        tries = max(part.tries for part in parts)
+        return VerifierSpec(name=name, parts=parts, needs_reference=needs, reads_extract=reads, tries=tries)
     (name,) = names
     found = resolve_reference("reward", name, VERIFIERS)
     return found if isinstance(found, VerifierSpec) else function_spec(name, found)
@@ -143,7 +146,12 @@ def function_spec(reference: str, function: Any) -> VerifierSpec:
 
     made = RewardFunction(reference, function)
     spec = functools.partial(
-        VerifierSpec, name=reference, needs_reference=False, check_problem=made.check, reads_extract=False
+        VerifierSpec,
+        name=reference,
+        needs_reference=False,
+        check_problem=made.check,
+        reads_extract=False,
+        tries=1 + made.settings.batched,
     )
     if not made.settings.isolated:
         return spec(in_process=lambda _: judge_here(made))

@@ -211,6 +211,9 @@ def test_without_a_box_only_lenient_takes_an_answer() -> None:
     assert MathsVerifier(JudgeOptions(extract="lenient")).judge(["7"], text).correct
     assert MathsVerifier(JudgeOptions(extract="box")).judge(["7"], text).status == "no_answer"
     assert not MathsVerifier(JudgeOptions()).judge(["7"], "We saw 7 before, but the answer is 8.").correct
+    lenient = MathsVerifier(JudgeOptions(extract="lenient"))
+    reasons = [lenient.judge(["7"], text).reason for text in (" ", "It is not 7.", r"\boxed{}")]
+    assert reasons == ["the answer is empty", "the text denies or doubts its values", "the answer is empty"]
 
 
 @pytest.mark.parametrize(

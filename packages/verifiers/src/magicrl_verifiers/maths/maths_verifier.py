@@ -305,12 +305,14 @@ def engine_may_judge(reference: str, answer: str) -> bool:
     if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
         return False  # undecided: Math-Verify would compare roundings
     fractions = (match for text in (reference, answer) for match in _IMPROPER.finditer(text))
-    if any(int(match[1] or match[2]) >= int(match[3] or match[4]) for match in fractions):
+    if any(not 0 < int(match[1] or match[2]) < int(match[3] or match[4]) for match in fractions):
         return False
     if len(_PRIME.findall(reference.replace('"', "''"))) != len(_PRIME.findall(answer.replace('"', "''"))):
         return False
     left, right = lex(reference), lex(answer)
     if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
+        return False
+    if _numerals_side_by_side(left) or _numerals_side_by_side(right):
         return False
     return _words(left) == _words(right) and _shape(left) == _shape(right)
 
@@ -325,6 +327,12 @@ def _unreadable(tokens: list[Token]) -> bool:
     dots = any(token.kind == "cmd" and (token.text in ELLIPSES or token.text in "?…") for token in tokens)
     subscripts = (before for before, token in pairwise(tokens) if (token.kind, token.text) == ("op", "_"))
     return dots or any(before.kind in ("num", "close") for before in subscripts)  # a base
+
+
+def _numerals_side_by_side(tokens: list[Token]) -> bool:
+    """Return whether a numeral follows another: Math-Verify multiplies ``8 0`` and adds ``2 3``."""
+    scripts = {at for at, token in enumerate(tokens, start=1) if token.text in ("_", "^")}  # log_2 10 has one argument
+    return any(a.kind == b.kind == "num" and at not in scripts for at, (a, b) in enumerate(pairwise(tokens)))
 
 
 def _words(tokens: list[Token]) -> list[str]:
@@ -500,9 +508,10 @@ class MathsVerifier:
         box = last_box(part)
         text, formula = (box.strip(), True) if box is not None else self._in_prose(references, part)
         if not text:
-            reason = "no closed box after the reasoning" if box is None else "the answer is empty"
-            if box is None and self._options.extract == "lenient":
-                reason = "the text denies or doubts its values"
+            lenient = self._options.extract == "lenient"
+            reason = "the text denies or doubts its values" if lenient else "no closed box after the reasoning"
+            if box is not None or (lenient and not part.strip()):
+                reason = "the answer is empty"
             return make_verdict("no_answer", reason=reason, decided_by="extraction")
         pairs = [(reference, canonical_notation(close_braces(reference))) for reference in references]
         named = joint_boxes(part, named=True) if box is not None else None
