@@ -146,39 +146,6 @@ def write_chain(steps: Sequence[str], *, items: str, tell: str, style: WordOptio
             solution = with_slip(steps, solution, rng)
         elif fate < style.slips + style.repairs:
             repair = int(rng.integers(len(steps)))
-    body = _body(solution, steps, items, style, rng, repair=repair)
-    return f"{body} {_closing(solution[-1].value, items, tell, rng)}"
-
-
-def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
-    """Return the steps with one wrong value, from which later steps continue and which changes the final answer."""
-    start = int(rng.integers(len(steps)))
-    for index in [start, *reversed(range(len(steps)))]:
-        wrong = evaluate_steps(steps, (index, _wrong_value(solution[index], rng)))
-        # a slip may cancel out in a later step: only one that changes the answer will do
-        if wrong is not None and wrong[-1].value != solution[-1].value:
-            return wrong
-    raise AssertionError(f"a slip in the last step is always possible: {steps}")
-
-
-def _wrong_value(step: SolutionStep, rng: np.random.Generator) -> int:
-    """A value that a hurried person might write: off by one or by a carry, or from the opposite operation."""
-    candidates = [step.value + d for d in (-1, 1, -2, 2, -10, 10)]
-    if step.operator in "+-":
-        candidates.append(step.left - step.right if step.operator == "+" else step.left + step.right)
-    candidates = [c for c in candidates if c >= 2 and c != step.value]
-    return candidates[int(rng.integers(len(candidates)))]
-
-
-def _body(
-    solution: Sequence[SolutionStep],
-    steps: Sequence[str],
-    items: str,
-    style: WordOptions,
-    rng: np.random.Generator,
-    *,
-    repair: int | None,
-) -> str:
     parts: list[str] = []
     if rng.random() < style.plans:
         if rng.random() < 0.7:
@@ -204,7 +171,27 @@ def _body(
         if right and rng.random() < style.checks / len(solution):
             inverse = _INVERSES[step.operator].format(l=step.left, r=step.right, v=step.value)
             parts.append(_pick("checks", rng).format(e=inverse))
-    return " ".join(parts)
+    return " ".join([*parts, _closing(solution[-1].value, items, tell, rng)])
+
+
+def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
+    """Return the steps with one wrong value, from which later steps continue and which changes the final answer."""
+    start = int(rng.integers(len(steps)))
+    for index in [start, *reversed(range(len(steps)))]:
+        wrong = evaluate_steps(steps, (index, _wrong_value(solution[index], rng)))
+        # a slip may cancel out in a later step: only one that changes the answer will do
+        if wrong is not None and wrong[-1].value != solution[-1].value:
+            return wrong
+    raise AssertionError(f"a slip in the last step is always possible: {steps}")
+
+
+def _wrong_value(step: SolutionStep, rng: np.random.Generator) -> int:
+    """A value that a hurried person might write: off by one or by a carry, or from the opposite operation."""
+    candidates = [step.value + d for d in (-1, 1, -2, 2, -10, 10)]
+    if step.operator in "+-":
+        candidates.append(step.left - step.right if step.operator == "+" else step.left + step.right)
+    candidates = [c for c in candidates if c >= 2 and c != step.value]
+    return candidates[int(rng.integers(len(candidates)))]
 
 
 def _equation(step: SolutionStep, style: WordOptions, rng: np.random.Generator) -> str:
@@ -390,7 +377,18 @@ class WordProblems:
         assert len(solution) == level
         questions = story.sentences["ask" + telling.ending]
         which = int(rng.integers(len(questions)))
-        slots = _cast(story, rng)
+        pronouns = people()
+        names = list(pronouns)
+        first, second = (names[int(i)] for i in rng.choice(len(names), size=2, replace=False))
+        hero = story.who or first
+        slots = {
+            **pronouns[first],
+            "who": hero,
+            "Who": hero[0].upper() + hero[1:],
+            "friend": second,
+            "Friend": second,
+            "items": story.items[int(rng.integers(len(story.items)))],
+        }
         text = " ".join([*telling.sentences, questions[which]]).format(**slots)
         prompt = f"{text} {INSTRUCTION}"
         return Problem(
@@ -426,7 +424,22 @@ class WordProblems:
             phrase = phrasings[int(rng.integers(len(phrasings)))]
             said.add(phrase)
             telling.sentences.append(phrase.replace("{k}", str(k)).replace("{n}", str(n)))
-            _advance(telling, event, k, n)
+            telling.ending = ""
+            have, value = telling.operand, telling.value
+            if event == "open":
+                telling.operand, telling.value = str(n), n
+            elif event == "open_groups":
+                telling.operand, telling.value = telling.step(k, "*", n), k * n
+            elif event in _COMPARE:
+                telling.step(have, "+" if event == "more" else "-", n)
+                telling.ending = "_friend"
+            elif event == "share":
+                telling.operand, telling.value = telling.step(have, "/", k), value // k
+                telling.ending = "_share"
+            else:
+                operator = "+" if event.startswith("add") else "-"
+                amount, operand = (k * n, telling.step(k, "*", n)) if event in _GROUP_MOVES else (n, str(n))
+                telling.operand, telling.value = telling.step(have, operator, operand), apply(operator, value, amount)
         return telling
 
     def _numbers(self, event: str, value: int, rng: np.random.Generator) -> tuple[int, int] | None:
@@ -452,42 +465,6 @@ def instance_split(steps: Sequence[str]) -> Split:
     """The split that owns this computation: a tenth each for validation and test, by hash."""
     bucket = hashlib.sha256("; ".join(steps).encode()).digest()[0] % 10
     return _SPLITS[1] if bucket == 0 else _SPLITS[2] if bucket == 1 else _SPLITS[0]
-
-
-def _advance(telling: _Telling, event: str, k: int, n: int) -> None:
-    """Take up an event: its steps, what the hero has after it, and which question it ends in."""
-    telling.ending = ""
-    have, value = telling.operand, telling.value
-    if event == "open":
-        telling.operand, telling.value = str(n), n
-    elif event == "open_groups":
-        telling.operand, telling.value = telling.step(k, "*", n), k * n
-    elif event in _COMPARE:
-        telling.step(have, "+" if event == "more" else "-", n)
-        telling.ending = "_friend"
-    elif event == "share":
-        telling.operand, telling.value = telling.step(have, "/", k), value // k
-        telling.ending = "_share"
-    else:
-        operator = "+" if event.startswith("add") else "-"
-        amount, operand = (k * n, telling.step(k, "*", n)) if event in _GROUP_MOVES else (n, str(n))
-        telling.operand, telling.value = telling.step(have, operator, operand), apply(operator, value, amount)
-
-
-def _cast(story: Story, rng: np.random.Generator) -> dict[str, str]:
-    """Who plays, and with what: the slots of the story's sentences."""
-    pronouns = people()
-    names = list(pronouns)
-    first, second = (names[int(i)] for i in rng.choice(len(names), size=2, replace=False))
-    hero = story.who or first
-    return {
-        **pronouns[first],
-        "who": hero,
-        "Who": hero[0].upper() + hero[1:],
-        "friend": second,
-        "Friend": second,
-        "items": story.items[int(rng.integers(len(story.items)))],
-    }
 
 
 def make_word_problems(**options: OptionValue) -> WordProblems:

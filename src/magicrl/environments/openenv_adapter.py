@@ -226,24 +226,19 @@ class Session:
     def _text(self, observation: Mapping[str, Any]) -> str:
         """Return what the model reads of an observation."""
         if "tool_name" in observation:
-            return _result(observation)
+            if observation.get("error"):
+                return f"error: {observation['error']['message']}"
+            result: Any = observation.get("result")
+            if isinstance(result, dict) and "content" in result:  # as MCP returns it
+                parts = cast("dict[str, Any]", result)["content"]
+                return "\n".join(part.get("text", "") for part in parts)
+            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         field = self._row["observation"]
         if field and field not in observation:
             raise ValueError(f"options.observation is {field!r}, and an observation has {sorted(observation)}")
         said = {field: observation[field]} if field else {k: v for k, v in observation.items() if k != "metadata"}
         shown = next(iter(said.values())) if len(said) == 1 else said
         return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
-
-
-def _result(observation: Mapping[str, Any]) -> str:
-    """Return the result of a tool's call, or its error."""
-    if observation.get("error"):
-        return f"error: {observation['error']['message']}"
-    result: Any = observation.get("result")
-    if isinstance(result, dict) and "content" in result:  # as MCP returns it
-        parts = cast("dict[str, Any]", result)["content"]
-        return "\n".join(part.get("text", "") for part in parts)
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _object(what: str, text: str) -> dict[str, Any]:

@@ -58,7 +58,11 @@ def reward_function(
             raise ValueError(
                 f"the data set has no column {reference!r} with the reference answers; name it: reference="
             )
-        rows = {name: values for name, values in columns.items() if _is_list(values, len(completions))}
+        rows = {
+            name: values
+            for name, values in columns.items()
+            if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == len(completions)
+        }
         if reference in columns:  # also an array
             rows[reference] = list(columns[reference])
             if len(rows[reference]) != len(completions):
@@ -76,10 +80,6 @@ def reward_function(
 
     verified.__name__ = f"{verifier.rpartition(':')[2]}_reward"  # TRL names the metric by it
     return verified
-
-
-def _is_list(values: Any, count: int) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
 
 
 def _messages(given: Any) -> tuple[Message, ...]:
