@@ -304,21 +304,6 @@ SHAPES: Mapping[int, tuple[tuple[str, ...], ...]] = {
 }  # sequences of events by level; ``both`` combines the hero's and the friend's amounts
 
 
-@dataclass(slots=True)
-class _Telling:
-    """A story under construction: sentences and steps so far, and what the hero has now."""
-
-    sentences: list[str]
-    steps: list[str]
-    operand: str = ""
-    value: int = 0
-    ending: str = ""
-
-    def step(self, left: str | int, operator: str, right: str | int) -> str:
-        self.steps.append(f"{left} {operator} {right}")
-        return f"s{len(self.steps) - 1}"
-
-
 class WordProblems:
     """English arithmetic word problems (see the module's docstring)."""
 
@@ -370,12 +355,15 @@ class WordProblems:
         shapes = [shape for shape in SHAPES[level] if set(shape) <= {*story.sentences, "both"}]
         if not shapes:
             return None
-        telling = self._tell(story, shapes[int(rng.integers(len(shapes)))], rng)
-        solution = evaluate_steps(telling.steps) if telling is not None else None
-        if telling is None or solution is None or instance_split(telling.steps) != split:
+        told = self._tell(story, shapes[int(rng.integers(len(shapes)))], rng)
+        if told is None:
+            return None
+        sentences, steps, ending = told
+        solution = evaluate_steps(steps)
+        if solution is None or instance_split(steps) != split:
             return None
         assert len(solution) == level
-        questions = story.sentences["ask" + telling.ending]
+        questions = story.sentences["ask" + ending]
         which = int(rng.integers(len(questions)))
         pronouns = people()
         names = list(pronouns)
@@ -389,7 +377,7 @@ class WordProblems:
             "Friend": second,
             "items": story.items[int(rng.integers(len(story.items)))],
         }
-        text = " ".join([*telling.sentences, questions[which]]).format(**slots)
+        text = " ".join([*sentences, questions[which]]).format(**slots)
         prompt = f"{text} {INSTRUCTION}"
         return Problem(
             id=f"word-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}",
@@ -401,46 +389,57 @@ class WordProblems:
             template=story.key,
             extra={
                 "story": story.key,
-                "steps": tuple(telling.steps),
+                "steps": tuple(steps),
                 "items": slots["items"],
-                "tell": story.sentences["tell" + telling.ending][which].format(**slots, answer="{answer}"),
+                "tell": story.sentences["tell" + ending][which].format(**slots, answer="{answer}"),
             },
         )
 
-    def _tell(self, story: Story, shape: Sequence[str], rng: np.random.Generator) -> _Telling | None:
-        """Draw numbers and phrasings; None when the draw allows no sensible story."""
-        telling = _Telling([], [])
+    def _tell(
+        self, story: Story, shape: Sequence[str], rng: np.random.Generator
+    ) -> tuple[list[str], list[str], str] | None:
+        """Draw numbers and phrasings. Return the story's sentences, its steps, and the end of the question's key.
+
+        None when the draw allows no sensible story.
+        """
+        sentences: list[str] = []
+        steps: list[str] = []
+        operand, value, ending = "", 0, ""  # the first two are what the hero has now
+
+        def step(left: str | int, operator: str, right: str | int) -> str:
+            steps.append(f"{left} {operator} {right}")
+            return f"s{len(steps) - 1}"
+
         said: set[str] = set()
         for event in shape:
             if event == "both":
-                telling.step(telling.operand, "+", f"s{len(telling.steps) - 1}")
-                telling.ending = "_both"
+                step(operand, "+", f"s{len(steps) - 1}")
+                ending = "_both"
                 continue
-            numbers = self._numbers(event, telling.value, rng)
+            numbers = self._numbers(event, value, rng)
             phrasings = [p for p in story.sentences[event] if p not in said]
             if numbers is None or not phrasings:
                 return None
             k, n = numbers
             phrase = phrasings[int(rng.integers(len(phrasings)))]
             said.add(phrase)
-            telling.sentences.append(phrase.replace("{k}", str(k)).replace("{n}", str(n)))
-            telling.ending = ""
-            have, value = telling.operand, telling.value
+            sentences.append(phrase.replace("{k}", str(k)).replace("{n}", str(n)))
+            ending = ""
             if event == "open":
-                telling.operand, telling.value = str(n), n
+                operand, value = str(n), n
             elif event == "open_groups":
-                telling.operand, telling.value = telling.step(k, "*", n), k * n
+                operand, value = step(k, "*", n), k * n
             elif event in _COMPARE:
-                telling.step(have, "+" if event == "more" else "-", n)
-                telling.ending = "_friend"
+                step(operand, "+" if event == "more" else "-", n)
+                ending = "_friend"
             elif event == "share":
-                telling.operand, telling.value = telling.step(have, "/", k), value // k
-                telling.ending = "_share"
+                operand, value = step(operand, "/", k), value // k
+                ending = "_share"
             else:
                 operator = "+" if event.startswith("add") else "-"
-                amount, operand = (k * n, telling.step(k, "*", n)) if event in _GROUP_MOVES else (n, str(n))
-                telling.operand, telling.value = telling.step(have, operator, operand), apply(operator, value, amount)
-        return telling
+                amount, other = (k * n, step(k, "*", n)) if event in _GROUP_MOVES else (n, str(n))
+                operand, value = step(operand, operator, other), apply(operator, value, amount)
+        return sentences, steps, ending
 
     def _numbers(self, event: str, value: int, rng: np.random.Generator) -> tuple[int, int] | None:
         """``(k, n)`` for an event when the hero has ``value``; None when none fit."""
