@@ -50,7 +50,7 @@ UNUSABLE = {
 }
 
 
-def library() -> Any:
+def reasoning_gym() -> Any:
     """Import and return reasoning-gym.
 
     Raises:
@@ -64,7 +64,7 @@ def library() -> Any:
 
 def usable_tasks() -> tuple[str, ...]:
     """Return the names of the tasks that can be used, in alphabetical order."""
-    library()
+    reasoning_gym()
     datasets = importlib.import_module(f"{NAME}.factory").DATASETS
     return tuple(sorted(set(datasets) - UNUSABLE.keys()))
 
@@ -175,7 +175,7 @@ class GymTask:
                 raise ValueError(f"{self.name}: levels set {', '.join(twice)}; leave the option or the levels out")
             config |= {name: getattr(settings, name) for name in names}
         try:
-            made = library().create_dataset(self._task, size=BLOCK, seed=seed, **config)
+            made = reasoning_gym().create_dataset(self._task, size=BLOCK, seed=seed, **config)
         except (AssertionError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}: options {config}: {error}") from error
         return made, config

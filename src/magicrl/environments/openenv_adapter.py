@@ -74,7 +74,7 @@ def seeds(
     for seed in range(first_seed, first_seed + episodes):
         row |= {"reset": {**arguments, "seed": seed}}
         try:
-            session = Session(row)
+            session = ServerSession(row)
             row |= {"opening": session.begin()}
             if schema.get("title") in _TOOL_ACTIONS and row["tools"] is None:
                 row |= {"tools": session.listed_tools()}  # the same for all seeds
@@ -103,7 +103,7 @@ class OpenEnvEnvironment:
     right_from = 1.0
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._session: ServerSession | None = None
         self._rewards: list[float] = []
         self._steps = self._refused = 0
 
@@ -123,7 +123,7 @@ class OpenEnvEnvironment:
         row: Any = problem.extra.get("openenv")
         if row is None:
             raise ValueError(f'problem {problem.id!r} is no seed of a server; read it with source = "openenv"')
-        self._session = session = Session(row)
+        self._session = session = ServerSession(row)
         weakref.finalize(self, session.close).atexit = False
         if session.begin() != row["opening"]:
             raise RuntimeError("the environment opens in another way than before: it does not follow its seed")
@@ -150,7 +150,7 @@ class RefusedAction(ValueError):
     """A model's turn that is no valid action; the message says why."""
 
 
-class Session:
+class ServerSession:
     """A session of an environment server. ``row`` is what `seeds` put into the problem."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:

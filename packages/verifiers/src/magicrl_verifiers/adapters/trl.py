@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from magicrl_verifiers.batch import number_text, usable_cores
+from magicrl_verifiers.batch import number_as_text, usable_cores
 from magicrl_verifiers.code.suite import text_of_tests
 from magicrl_verifiers.records import Extract, JudgeOptions, Message, Outcome, Problem, Reasoning
 from magicrl_verifiers.service import VerifierPool
@@ -103,7 +103,7 @@ def _problem(verifier: str, prompt: Any, given: Any, row: Mapping[str, Any]) -> 
     if reward_names(verifier)[0] == "code" and isinstance(given, list | Mapping):
         given = text_of_tests(given)
     many = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    texts = [number_text(one) for one in many if one is not None and one == one]  # 51.0 as "51", as in files
+    texts = [number_as_text(one) for one in many if one is not None and one == one]  # 51.0 as "51", as in files
     references = [one if isinstance(one, str) else json.dumps(one) for one in texts]
     *context, last = _messages(prompt)
     return Problem(
