@@ -136,7 +136,16 @@ class GymTask:
                 entry = dataset[index]
             if entry is not None and hashed_split(str(entry["question"])) == split:
                 level = levels[count % len(made)]
-                yield self._problem(entry, config, f"{self._task}-{split}-{seed}-{index}", level)
+                answer = entry["answer"]
+                yield Problem(
+                    id=f"{self._task}-{split}-{seed}-{index}",
+                    prompt=str(entry["question"]).strip(),
+                    references=() if answer is None else (str(answer).strip(),),
+                    verifier=NAME,
+                    source=self.name,
+                    level=level,
+                    extra={NAME: entry_text(self._task, config, entry)},
+                )
                 misses, count = 0, count + 1
             if misses == MISSES:
                 return
@@ -179,18 +188,6 @@ class GymTask:
         except (AssertionError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}: options {config}: {error}") from error
         return made, config
-
-    def _problem(self, entry: Mapping[str, Any], config: Mapping[str, Any], name: str, level: int | None) -> Problem:
-        answer = entry["answer"]
-        return Problem(
-            id=name,
-            prompt=str(entry["question"]).strip(),
-            references=() if answer is None else (str(answer).strip(),),
-            verifier=NAME,
-            source=self.name,
-            level=level,
-            extra={NAME: entry_text(self._task, config, entry)},
-        )
 
 
 @contextlib.contextmanager
