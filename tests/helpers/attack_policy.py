@@ -22,10 +22,9 @@ import numpy as np
 import torch
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group, scored_advantages
-from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.algorithms.loss_terms import loss_terms
 from magicrl.algorithms.losses import LOSSES
-from magicrl.algorithms.token_weights import response_weights
+from magicrl.algorithms.token_weights import LossInputs, response_weights
 from magicrl.records import (
     Completion,
     FinishReason,

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from magicrl.algorithms.advantages import score_group, scored_advantages
 from magicrl.algorithms.entropy import measure_entropy
-from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.algorithms.loss_terms import loss_terms
 from magicrl.algorithms.losses import LOSSES, LossRow
-from magicrl.algorithms.token_weights import correction_of, reducer_of, response_weights
+from magicrl.algorithms.token_weights import LossInputs, correction_of, reducer_of, response_weights
 from magicrl.selfcheck.slow_loss import reference_loss
 
 MAX_TOKENS = 12

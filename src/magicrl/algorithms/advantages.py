@@ -384,15 +384,7 @@ def scored_advantages(
         k=k,
         groups=groups,
     )
-    found = _as_numbers(advantage(inputs), sum(sizes))
-    # The values of non-members are arbitrary until `given` sets them to 0.
-    if found.shape != (sum(sizes),) or not bool(found[inputs.members_N].isfinite().all()):
-        raise AdvantageError(f"an advantage must return {sum(sizes)} finite numbers, one per response; got {found}")
-    return [part.numpy() for part in torch.split(inputs.given(found), sizes)]
-
-
-def _as_numbers(returned: object, responses: int) -> Tensor:
-    """Return what an advantage function returned, a tensor, an array or a list, as float64 ``[responses]``."""
+    returned, responses = advantage(inputs), sum(sizes)
     found = as_numbers(returned)
     if found is None:
         kind = type(returned).__name__
@@ -400,7 +392,10 @@ def _as_numbers(returned: object, responses: int) -> Tensor:
             f"an advantage must return {responses} numbers, one per response, as a tensor, an array or a list; got "
             f"{kind} ({returned!r:.60})"
         )
-    return found
+    # The values of non-members are arbitrary until `given` sets them to 0.
+    if found.shape != (responses,) or not bool(found[inputs.members_N].isfinite().all()):
+        raise AdvantageError(f"an advantage must return {responses} finite numbers, one per response; got {found}")
+    return [part.numpy() for part in torch.split(inputs.given(found), sizes)]
 
 
 MinibatchMode: TypeAlias = Literal["keep_n_sgd", "keep_d_t"]

@@ -14,9 +14,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
 from magicrl.algorithms.losses import LossRow, Surrogate
-from magicrl.algorithms.token_weights import MAX_LOG_RATIO, NONE, Correction, correction_weights, mean_of_response
+from magicrl.algorithms.token_weights import (
+    MAX_LOG_RATIO,
+    NONE,
+    NOT_GIVEN,
+    Correction,
+    LossInputs,
+    correction_weights,
+    mean_of_response,
+)
 
 
 def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:

@@ -18,9 +18,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.algorithms.token_weights import (  # custom parts import all of these from here
     Correction,  # noqa: F401  # pyright: ignore[reportUnusedImport]
+    LossInputs,
     Need,
     Reducer,
     ReducerInputs,  # noqa: F401  # pyright: ignore[reportUnusedImport]

@@ -290,7 +290,18 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
     elif "equal" in found:
         _show(found, console)
     else:
-        _show_steps(found, console)
+        if not found["notable"]:
+            console.print(f"notable steps: none of {found['steps']}; --step N repeats any step", markup=False)
+        for one in found["notable"]:
+            console.print(f"step {one['step']}: {one['sign']}", style="bold", markup=False)
+            count = one["step"] - one["from_checkpoint"]
+            steps = "1 step" if count == 1 else f"{count} steps, {duration(one['seconds'])} of training"
+            console.print(
+                f"  {one['why']}\n  repeated from {checkpoint_name(one['from_checkpoint'])}: {steps}", markup=False
+            )
+        if found["notable"]:
+            words = shlex.join(["magicrl", "explain", found["run"], "--step", str(found["notable"][0]["step"])])
+            console.print(words, markup=False, style="dim")
     if page is not None:
         written = write_explain_page(found, page, "magicrl " + shlex.join(sys.argv[1:]))
         notes.print(f"page: {written}", markup=False, soft_wrap=True)
@@ -298,21 +309,6 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
 
 
 command = as_command(explain, _present)
-
-
-def _show_steps(found: dict[str, Any], console: Console) -> None:
-    if not found["notable"]:
-        console.print(f"notable steps: none of {found['steps']}; --step N repeats any step", markup=False)
-    for one in found["notable"]:
-        console.print(f"step {one['step']}: {one['sign']}", style="bold", markup=False)
-        count = one["step"] - one["from_checkpoint"]
-        steps = "1 step" if count == 1 else f"{count} steps, {duration(one['seconds'])} of training"
-        console.print(
-            f"  {one['why']}\n  repeated from {checkpoint_name(one['from_checkpoint'])}: {steps}", markup=False
-        )
-    if found["notable"]:
-        words = shlex.join(["magicrl", "explain", found["run"], "--step", str(found["notable"][0]["step"])])
-        console.print(words, markup=False, style="dim")
 
 
 def _show(found: dict[str, Any], console: Console) -> None:
@@ -368,6 +364,28 @@ def write_explain_page(found: Mapping[str, Any], output: Path, command: str = ""
     head, rows = group_rows(found)
     other_head, others = what_if_rows(found)
     what_if = {"head": other_head, "rows": others, "note": WHAT_IF} if others else None
+    # as many groups with coloured tokens as fit on the page, those with a gradient first
+    largest = max((abs(v) for g in found["groups"] for r in g["responses"] for v in r["norm"]), default=0.0) or 1.0
+    left, shown = MOST_TOKENS, list[dict[str, Any]]()
+    order = sorted(range(len(found["groups"])), key=lambda i: -found["groups"][i]["learned_from"])
+    for at in order:
+        group = found["groups"][at]
+        left -= sum(len(response["tokens"]) for response in group["responses"])
+        if left < 0:
+            break
+        responses: list[dict[str, Any]] = []
+        for response in group["responses"]:
+            columns: Sequence[Sequence[Any]] = [response[k] for k in ("tokens", "norm", "logprob", "change")]
+            pieces = [
+                {
+                    "text": visible(text),
+                    "level": sum(abs(norm) >= edge * largest for edge in EDGES),
+                    "words": f"norm {norm:+.2g}, log-prob {logprob:.3g} {change:+.2g}",
+                }
+                for text, norm, logprob, change in zip(*columns, strict=True)
+            ]
+            responses.append({**response, "pieces": pieces})
+        shown.append({**group, "number": at + 1, "responses": responses})
     blocks = [
         block(
             "explain",
@@ -382,7 +400,7 @@ def write_explain_page(found: Mapping[str, Any], output: Path, command: str = ""
         figures_block("tokens", "Tokens", [[view] for view in _token_bars(found)]),
         block("groups", "Groups", {"head": head, "rows": rows, "note": GROUPS}, "explain_table"),
         block("what_if", "What if", what_if, "explain_table"),
-        block("responses", "Responses", {"groups": _shown_groups(found)}, "explain_responses"),
+        block("responses", "Responses", {"groups": shown}, "explain_responses"),
     ]
     facts = [("step", str(found["step"])), ("seconds", f"{found['seconds']:.0f}")]
     title = f"{Path(str(found['run'])).name}, step {found['step']}"
@@ -500,29 +518,3 @@ def _token_bars(found: Mapping[str, Any]) -> list[FigureView]:
     note = "Length: absolute value. After a bar: the value, and how often the token was sampled."
     title = "Share of the gradient's norm by token"
     return [bars_view("tokens_norm", title, "absolute sum", bars, note, left=140)] if bars else []
-
-
-def _shown_groups(found: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return as many groups with coloured tokens as fit on the page, those with a gradient first."""
-    largest = max((abs(v) for g in found["groups"] for r in g["responses"] for v in r["norm"]), default=0.0) or 1.0
-    left, shown = MOST_TOKENS, list[dict[str, Any]]()
-    order = sorted(range(len(found["groups"])), key=lambda i: -found["groups"][i]["learned_from"])
-    for at in order:
-        group = found["groups"][at]
-        left -= sum(len(response["tokens"]) for response in group["responses"])
-        if left < 0:
-            break
-        responses: list[dict[str, Any]] = []
-        for response in group["responses"]:
-            columns: Sequence[Sequence[Any]] = [response[k] for k in ("tokens", "norm", "logprob", "change")]
-            pieces = [
-                {
-                    "text": visible(text),
-                    "level": sum(abs(norm) >= edge * largest for edge in EDGES),
-                    "words": f"norm {norm:+.2g}, log-prob {logprob:.3g} {change:+.2g}",
-                }
-                for text, norm, logprob, change in zip(*columns, strict=True)
-            ]
-            responses.append({**response, "pieces": pieces})
-        shown.append({**group, "number": at + 1, "responses": responses})
-    return shown

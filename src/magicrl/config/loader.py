@@ -326,7 +326,17 @@ def _explain(
     rewards = {override.words for override in overrides if override.key == "reward"}
     lines: dict[str, str] = {}
     for details in reported:
-        location = _in_file(tree, details)
+        # The location as the file has it: pydantic also names the table that a value chose (``steps.0.dedup.name``).
+        location: list[str] = []
+        node: Any = tree
+        last = len(details["loc"]) - 1
+        for depth, part in enumerate(details["loc"]):
+            try:
+                node = node[part]
+            except (LookupError, TypeError):
+                if depth != last or details["type"] != "missing":
+                    continue
+            location.append(str(part))
         place, words = _place(path, text, location, overrides), _explain_one(schema, ".".join(location), details)
         # A wrong reward is wrong in every set, but is reported once.
         lines.setdefault(place if place in rewards else f"{place}: {words}", f"{place}: {words}")
@@ -369,22 +379,6 @@ def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) ->
 def _nearest(name: str, known: Sequence[str], title: str) -> str:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {near[0]!r}?" if near else f"{title}: {', '.join(known)}"
-
-
-def _in_file(tree: Any, details: ErrorDetails) -> list[str]:
-    """Return the location as the file has it. pydantic also names the table that a value chose
-    (``steps.0.dedup.name``)."""
-    kept: list[str] = []
-    node = tree
-    last = len(details["loc"]) - 1
-    for depth, part in enumerate(details["loc"]):
-        try:
-            node = node[part]
-        except (LookupError, TypeError):
-            if depth != last or details["type"] != "missing":
-                continue
-        kept.append(str(part))
-    return kept
 
 
 def _tables(schema: type[BaseModel], location: Sequence[int | str]) -> list[type[BaseModel]]:

@@ -358,17 +358,17 @@ def _code_contests(record: Mapping[str, Any], prompt: str) -> CodeTask:
     if record.get("memory_limit_bytes"):
         limits["memory_limit_mb"] = int(record["memory_limit_bytes"]) >> 20
     tests = {"inputs": inputs, "outputs": outputs, **limits}
-    solutions = _in_python(record.get("solutions"), "solutions")
+    solutions = _in_python(record.get("solutions"))
     return _with_solutions({"tests": tests}, prompt, solutions)
 
 
-def _in_python(value: Any, name: str) -> list[str]:
+def _in_python(value: Any) -> list[str]:
     """Return the Python 3 programs of ``{language: [...], solution: [...]}``."""
     if value is None:
         return []
     if not isinstance(value, Mapping):
-        raise ValueError(f"field {name!r} must be an object of languages and solutions, got {type(value).__name__}")
-    programs = _texts(value.get("solution"), f"{name}.solution")
+        raise ValueError(f"field 'solutions' must be an object of languages and solutions, got {type(value).__name__}")
+    programs = _texts(value.get("solution"), "solutions.solution")
     languages = list(value.get("language") or ())
     # 3 is Python 3 in this data set
     return [text for language, text in zip(languages, programs, strict=False) if language == 3]

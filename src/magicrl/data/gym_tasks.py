@@ -50,7 +50,7 @@ UNUSABLE = {
 }
 
 
-def library() -> Any:
+def reasoning_gym() -> Any:
     """Import and return reasoning-gym.
 
     Raises:
@@ -64,7 +64,7 @@ def library() -> Any:
 
 def usable_tasks() -> tuple[str, ...]:
     """Return the names of the tasks that can be used, in alphabetical order."""
-    library()
+    reasoning_gym()
     datasets = importlib.import_module(f"{NAME}.factory").DATASETS
     return tuple(sorted(set(datasets) - UNUSABLE.keys()))
 
@@ -136,7 +136,16 @@ class GymTask:
                 entry = dataset[index]
             if entry is not None and hashed_split(str(entry["question"])) == split:
                 level = levels[count % len(made)]
-                yield self._problem(entry, config, f"{self._task}-{split}-{seed}-{index}", level)
+                answer = entry["answer"]
+                yield Problem(
+                    id=f"{self._task}-{split}-{seed}-{index}",
+                    prompt=str(entry["question"]).strip(),
+                    references=() if answer is None else (str(answer).strip(),),
+                    verifier=NAME,
+                    source=self.name,
+                    level=level,
+                    extra={NAME: entry_text(self._task, config, entry)},
+                )
                 misses, count = 0, count + 1
             if misses == MISSES:
                 return
@@ -175,22 +184,10 @@ class GymTask:
                 raise ValueError(f"{self.name}: levels set {', '.join(twice)}; leave the option or the levels out")
             config |= {name: getattr(settings, name) for name in names}
         try:
-            made = library().create_dataset(self._task, size=BLOCK, seed=seed, **config)
+            made = reasoning_gym().create_dataset(self._task, size=BLOCK, seed=seed, **config)
         except (AssertionError, TypeError, ValueError) as error:
             raise ValueError(f"{self.name}: options {config}: {error}") from error
         return made, config
-
-    def _problem(self, entry: Mapping[str, Any], config: Mapping[str, Any], name: str, level: int | None) -> Problem:
-        answer = entry["answer"]
-        return Problem(
-            id=name,
-            prompt=str(entry["question"]).strip(),
-            references=() if answer is None else (str(answer).strip(),),
-            verifier=NAME,
-            source=self.name,
-            level=level,
-            extra={NAME: entry_text(self._task, config, entry)},
-        )
 
 
 @contextlib.contextmanager

@@ -146,39 +146,6 @@ def write_chain(steps: Sequence[str], *, items: str, tell: str, style: WordOptio
             solution = with_slip(steps, solution, rng)
         elif fate < style.slips + style.repairs:
             repair = int(rng.integers(len(steps)))
-    body = _body(solution, steps, items, style, rng, repair=repair)
-    return f"{body} {_closing(solution[-1].value, items, tell, rng)}"
-
-
-def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
-    """Return the steps with one wrong value, from which later steps continue and which changes the final answer."""
-    start = int(rng.integers(len(steps)))
-    for index in [start, *reversed(range(len(steps)))]:
-        wrong = evaluate_steps(steps, (index, _wrong_value(solution[index], rng)))
-        # a slip may cancel out in a later step: only one that changes the answer will do
-        if wrong is not None and wrong[-1].value != solution[-1].value:
-            return wrong
-    raise AssertionError(f"a slip in the last step is always possible: {steps}")
-
-
-def _wrong_value(step: SolutionStep, rng: np.random.Generator) -> int:
-    """A value that a hurried person might write: off by one or by a carry, or from the opposite operation."""
-    candidates = [step.value + d for d in (-1, 1, -2, 2, -10, 10)]
-    if step.operator in "+-":
-        candidates.append(step.left - step.right if step.operator == "+" else step.left + step.right)
-    candidates = [c for c in candidates if c >= 2 and c != step.value]
-    return candidates[int(rng.integers(len(candidates)))]
-
-
-def _body(
-    solution: Sequence[SolutionStep],
-    steps: Sequence[str],
-    items: str,
-    style: WordOptions,
-    rng: np.random.Generator,
-    *,
-    repair: int | None,
-) -> str:
     parts: list[str] = []
     if rng.random() < style.plans:
         if rng.random() < 0.7:
@@ -204,7 +171,27 @@ def _body(
         if right and rng.random() < style.checks / len(solution):
             inverse = _INVERSES[step.operator].format(l=step.left, r=step.right, v=step.value)
             parts.append(_pick("checks", rng).format(e=inverse))
-    return " ".join(parts)
+    return " ".join([*parts, _closing(solution[-1].value, items, tell, rng)])
+
+
+def with_slip(steps: Sequence[str], solution: Sequence[SolutionStep], rng: np.random.Generator) -> list[SolutionStep]:
+    """Return the steps with one wrong value, from which later steps continue and which changes the final answer."""
+    start = int(rng.integers(len(steps)))
+    for index in [start, *reversed(range(len(steps)))]:
+        wrong = evaluate_steps(steps, (index, _wrong_value(solution[index], rng)))
+        # a slip may cancel out in a later step: only one that changes the answer will do
+        if wrong is not None and wrong[-1].value != solution[-1].value:
+            return wrong
+    raise AssertionError(f"a slip in the last step is always possible: {steps}")
+
+
+def _wrong_value(step: SolutionStep, rng: np.random.Generator) -> int:
+    """A value that a hurried person might write: off by one or by a carry, or from the opposite operation."""
+    candidates = [step.value + d for d in (-1, 1, -2, 2, -10, 10)]
+    if step.operator in "+-":
+        candidates.append(step.left - step.right if step.operator == "+" else step.left + step.right)
+    candidates = [c for c in candidates if c >= 2 and c != step.value]
+    return candidates[int(rng.integers(len(candidates)))]
 
 
 def _equation(step: SolutionStep, style: WordOptions, rng: np.random.Generator) -> str:
@@ -317,21 +304,6 @@ SHAPES: Mapping[int, tuple[tuple[str, ...], ...]] = {
 }  # sequences of events by level; ``both`` combines the hero's and the friend's amounts
 
 
-@dataclass(slots=True)
-class _Telling:
-    """A story under construction: sentences and steps so far, and what the hero has now."""
-
-    sentences: list[str]
-    steps: list[str]
-    operand: str = ""
-    value: int = 0
-    ending: str = ""
-
-    def step(self, left: str | int, operator: str, right: str | int) -> str:
-        self.steps.append(f"{left} {operator} {right}")
-        return f"s{len(self.steps) - 1}"
-
-
 class WordProblems:
     """English arithmetic word problems (see the module's docstring)."""
 
@@ -383,15 +355,29 @@ class WordProblems:
         shapes = [shape for shape in SHAPES[level] if set(shape) <= {*story.sentences, "both"}]
         if not shapes:
             return None
-        telling = self._tell(story, shapes[int(rng.integers(len(shapes)))], rng)
-        solution = evaluate_steps(telling.steps) if telling is not None else None
-        if telling is None or solution is None or instance_split(telling.steps) != split:
+        told = self._tell(story, shapes[int(rng.integers(len(shapes)))], rng)
+        if told is None:
+            return None
+        sentences, steps, ending = told
+        solution = evaluate_steps(steps)
+        if solution is None or instance_split(steps) != split:
             return None
         assert len(solution) == level
-        questions = story.sentences["ask" + telling.ending]
+        questions = story.sentences["ask" + ending]
         which = int(rng.integers(len(questions)))
-        slots = _cast(story, rng)
-        text = " ".join([*telling.sentences, questions[which]]).format(**slots)
+        pronouns = people()
+        names = list(pronouns)
+        first, second = (names[int(i)] for i in rng.choice(len(names), size=2, replace=False))
+        hero = story.who or first
+        slots = {
+            **pronouns[first],
+            "who": hero,
+            "Who": hero[0].upper() + hero[1:],
+            "friend": second,
+            "Friend": second,
+            "items": story.items[int(rng.integers(len(story.items)))],
+        }
+        text = " ".join([*sentences, questions[which]]).format(**slots)
         prompt = f"{text} {INSTRUCTION}"
         return Problem(
             id=f"word-{hashlib.sha256(prompt.encode()).hexdigest()[:16]}",
@@ -403,31 +389,57 @@ class WordProblems:
             template=story.key,
             extra={
                 "story": story.key,
-                "steps": tuple(telling.steps),
+                "steps": tuple(steps),
                 "items": slots["items"],
-                "tell": story.sentences["tell" + telling.ending][which].format(**slots, answer="{answer}"),
+                "tell": story.sentences["tell" + ending][which].format(**slots, answer="{answer}"),
             },
         )
 
-    def _tell(self, story: Story, shape: Sequence[str], rng: np.random.Generator) -> _Telling | None:
-        """Draw numbers and phrasings; None when the draw allows no sensible story."""
-        telling = _Telling([], [])
+    def _tell(
+        self, story: Story, shape: Sequence[str], rng: np.random.Generator
+    ) -> tuple[list[str], list[str], str] | None:
+        """Draw numbers and phrasings. Return the story's sentences, its steps, and the end of the question's key.
+
+        None when the draw allows no sensible story.
+        """
+        sentences: list[str] = []
+        steps: list[str] = []
+        operand, value, ending = "", 0, ""  # the first two are what the hero has now
+
+        def step(left: str | int, operator: str, right: str | int) -> str:
+            steps.append(f"{left} {operator} {right}")
+            return f"s{len(steps) - 1}"
+
         said: set[str] = set()
         for event in shape:
             if event == "both":
-                telling.step(telling.operand, "+", f"s{len(telling.steps) - 1}")
-                telling.ending = "_both"
+                step(operand, "+", f"s{len(steps) - 1}")
+                ending = "_both"
                 continue
-            numbers = self._numbers(event, telling.value, rng)
+            numbers = self._numbers(event, value, rng)
             phrasings = [p for p in story.sentences[event] if p not in said]
             if numbers is None or not phrasings:
                 return None
             k, n = numbers
             phrase = phrasings[int(rng.integers(len(phrasings)))]
             said.add(phrase)
-            telling.sentences.append(phrase.replace("{k}", str(k)).replace("{n}", str(n)))
-            _advance(telling, event, k, n)
-        return telling
+            sentences.append(phrase.replace("{k}", str(k)).replace("{n}", str(n)))
+            ending = ""
+            if event == "open":
+                operand, value = str(n), n
+            elif event == "open_groups":
+                operand, value = step(k, "*", n), k * n
+            elif event in _COMPARE:
+                step(operand, "+" if event == "more" else "-", n)
+                ending = "_friend"
+            elif event == "share":
+                operand, value = step(operand, "/", k), value // k
+                ending = "_share"
+            else:
+                operator = "+" if event.startswith("add") else "-"
+                amount, other = (k * n, step(k, "*", n)) if event in _GROUP_MOVES else (n, str(n))
+                operand, value = step(operand, operator, other), apply(operator, value, amount)
+        return sentences, steps, ending
 
     def _numbers(self, event: str, value: int, rng: np.random.Generator) -> tuple[int, int] | None:
         """``(k, n)`` for an event when the hero has ``value``; None when none fit."""
@@ -452,42 +464,6 @@ def instance_split(steps: Sequence[str]) -> Split:
     """The split that owns this computation: a tenth each for validation and test, by hash."""
     bucket = hashlib.sha256("; ".join(steps).encode()).digest()[0] % 10
     return _SPLITS[1] if bucket == 0 else _SPLITS[2] if bucket == 1 else _SPLITS[0]
-
-
-def _advance(telling: _Telling, event: str, k: int, n: int) -> None:
-    """Take up an event: its steps, what the hero has after it, and which question it ends in."""
-    telling.ending = ""
-    have, value = telling.operand, telling.value
-    if event == "open":
-        telling.operand, telling.value = str(n), n
-    elif event == "open_groups":
-        telling.operand, telling.value = telling.step(k, "*", n), k * n
-    elif event in _COMPARE:
-        telling.step(have, "+" if event == "more" else "-", n)
-        telling.ending = "_friend"
-    elif event == "share":
-        telling.operand, telling.value = telling.step(have, "/", k), value // k
-        telling.ending = "_share"
-    else:
-        operator = "+" if event.startswith("add") else "-"
-        amount, operand = (k * n, telling.step(k, "*", n)) if event in _GROUP_MOVES else (n, str(n))
-        telling.operand, telling.value = telling.step(have, operator, operand), apply(operator, value, amount)
-
-
-def _cast(story: Story, rng: np.random.Generator) -> dict[str, str]:
-    """Who plays, and with what: the slots of the story's sentences."""
-    pronouns = people()
-    names = list(pronouns)
-    first, second = (names[int(i)] for i in rng.choice(len(names), size=2, replace=False))
-    hero = story.who or first
-    return {
-        **pronouns[first],
-        "who": hero,
-        "Who": hero[0].upper() + hero[1:],
-        "friend": second,
-        "Friend": second,
-        "items": story.items[int(rng.integers(len(story.items)))],
-    }
 
 
 def make_word_problems(**options: OptionValue) -> WordProblems:

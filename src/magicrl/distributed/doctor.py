@@ -110,7 +110,14 @@ def examine_cluster(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[N
             findings.append(Finding(f"node {node.name}", "trouble", cause_of(error)))
             continue
         probes.append((node, actor))
-        findings += [_of_versions(node, facts, here)]
+        unlike = [
+            f"{name} {facts.versions.get(name, 'missing')} (here {here.get(name, 'missing')})"
+            for name in sorted({*here, *facts.versions})
+            if facts.versions.get(name) != here.get(name)
+        ]
+        remedy = "install the same on every node: pip install -c constraints.txt -e '.[ray]'"
+        shown = unlike or [f"{name} {version}" for name, version in facts.versions.items()]
+        findings += [_finding(f"versions on {node.name}", ", ".join(shown), remedy if unlike else "")]
         findings += _of_node(node, facts, need=megabytes << 20, behind=behind)
     if not probes:
         return findings
@@ -129,17 +136,6 @@ def versions() -> dict[str, str]:
 def _finding(what: str, text: str, remedy: str = "", *, status: Literal["warning", "trouble"] = "trouble") -> Finding:
     """Return a finding, with status ``ok`` if there is no remedy."""
     return Finding(what, status, text, remedy) if remedy else Finding(what, "ok", text)
-
-
-def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
-    unlike = [
-        f"{name} {facts.versions.get(name, 'missing')} (here {here.get(name, 'missing')})"
-        for name in sorted({*here, *facts.versions})
-        if facts.versions.get(name) != here.get(name)
-    ]
-    remedy = "install the same on every node: pip install -c constraints.txt -e '.[ray]'"
-    shown = unlike or [f"{name} {version}" for name, version in facts.versions.items()]
-    return _finding(f"versions on {node.name}", ", ".join(shown), remedy if unlike else "")
 
 
 def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float) -> Iterator[Finding]:

@@ -74,7 +74,7 @@ def seeds(
     for seed in range(first_seed, first_seed + episodes):
         row |= {"reset": {**arguments, "seed": seed}}
         try:
-            session = Session(row)
+            session = ServerSession(row)
             row |= {"opening": session.begin()}
             if schema.get("title") in _TOOL_ACTIONS and row["tools"] is None:
                 row |= {"tools": session.listed_tools()}  # the same for all seeds
@@ -103,7 +103,7 @@ class OpenEnvEnvironment:
     right_from = 1.0
 
     def __init__(self) -> None:
-        self._session: Session | None = None
+        self._session: ServerSession | None = None
         self._rewards: list[float] = []
         self._steps = self._refused = 0
 
@@ -123,7 +123,7 @@ class OpenEnvEnvironment:
         row: Any = problem.extra.get("openenv")
         if row is None:
             raise ValueError(f'problem {problem.id!r} is no seed of a server; read it with source = "openenv"')
-        self._session = session = Session(row)
+        self._session = session = ServerSession(row)
         weakref.finalize(self, session.close).atexit = False
         if session.begin() != row["opening"]:
             raise RuntimeError("the environment opens in another way than before: it does not follow its seed")
@@ -150,7 +150,7 @@ class RefusedAction(ValueError):
     """A model's turn that is no valid action; the message says why."""
 
 
-class Session:
+class ServerSession:
     """A session of an environment server. ``row`` is what `seeds` put into the problem."""
 
     def __init__(self, row: Mapping[str, Any]) -> None:
@@ -226,24 +226,19 @@ class Session:
     def _text(self, observation: Mapping[str, Any]) -> str:
         """Return what the model reads of an observation."""
         if "tool_name" in observation:
-            return _result(observation)
+            if observation.get("error"):
+                return f"error: {observation['error']['message']}"
+            result: Any = observation.get("result")
+            if isinstance(result, dict) and "content" in result:  # as MCP returns it
+                parts = cast("dict[str, Any]", result)["content"]
+                return "\n".join(part.get("text", "") for part in parts)
+            return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
         field = self._row["observation"]
         if field and field not in observation:
             raise ValueError(f"options.observation is {field!r}, and an observation has {sorted(observation)}")
         said = {field: observation[field]} if field else {k: v for k, v in observation.items() if k != "metadata"}
         shown = next(iter(said.values())) if len(said) == 1 else said
         return shown if isinstance(shown, str) else json.dumps(shown, ensure_ascii=False)
-
-
-def _result(observation: Mapping[str, Any]) -> str:
-    """Return the result of a tool's call, or its error."""
-    if observation.get("error"):
-        return f"error: {observation['error']['message']}"
-    result: Any = observation.get("result")
-    if isinstance(result, dict) and "content" in result:  # as MCP returns it
-        parts = cast("dict[str, Any]", result)["content"]
-        return "\n".join(part.get("text", "") for part in parts)
-    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
 
 
 def _object(what: str, text: str) -> dict[str, Any]:

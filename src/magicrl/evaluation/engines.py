@@ -92,6 +92,10 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
     encoder = PromptEncoder(policy.tokenizer, engine.max_context)
     vllm = engine if isinstance(engine, VllmEngine) else None
     chosen = settings if vllm is None else vllm.settings  # engine options may have changed both
+    of_vllm: dict[str, Any] = {}
+    if vllm is not None:
+        # the options that were given, of which most decide the speed only
+        of_vllm = {"vllm": vllm.version, "vllm_options": vllm.settings.vllm.model_dump(exclude_defaults=True)}
     return OpenedEngine(
         engine=engine,
         encoder=encoder,
@@ -106,7 +110,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
         facts={
             "model": without_secrets(settings.model),
             "licence": policy.licence,
-            **({} if vllm is None else _vllm_facts(vllm)),
+            **of_vllm,
             "device": str(device),
             "threads": settings.use_threads(),
             "max_rows": chosen.max_rows,
@@ -114,11 +118,6 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
         },
         gpus=chosen.gpus if device.type == "cuda" else 0,
     )
-
-
-def _vllm_facts(engine: VllmEngine) -> dict[str, Any]:
-    """Return vLLM's version and the options that were given, of which most decide the speed only."""
-    return {"vllm": engine.version, "vllm_options": engine.settings.vllm.model_dump(exclude_defaults=True)}
 
 
 def _served(engine: OpenAIEngine) -> OpenedEngine:

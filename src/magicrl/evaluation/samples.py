@@ -148,20 +148,19 @@ def read_samples(paths: Iterable[Path]) -> Iterator[SampleRow]:
                 if not line.endswith(b"\n"):
                     break
                 try:
-                    yield _row_from(json.loads(line))
+                    document = json.loads(line)
+                    if not isinstance(document, dict):
+                        raise TypeError("not an object")
+                    known = cast("dict[str, Any]", document).items()
+                    fields: dict[str, Any] = {
+                        name: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for name, v in known
+                    }
+                    yield SampleRow(**fields)
                 except (ValueError, TypeError) as error:
                     raise ValueError(
                         f"{path}, line {number}: no sample of this version ({error}); delete that line to have the "
                         "sample generated again"
                     ) from None
-
-
-def _row_from(document: Any) -> SampleRow:
-    if not isinstance(document, dict):
-        raise TypeError("not an object")
-    known = cast("dict[str, Any]", document).items()
-    fields: dict[str, Any] = {name: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for name, v in known}
-    return SampleRow(**fields)
 
 
 def by_problem(rows: Iterable[SampleRow], order: Sequence[str]) -> list[list[SampleRow]]:

@@ -307,7 +307,15 @@ def _measure(model: Any) -> None:
     shapes = {tuple(m.weight.shape) for m in model.modules() if type(m) is nn.Linear}
     wrong = [f"a product with a weight of {shape}" for shape in shapes if not _even(shape, model.dtype, generator)]
     dim = cast(int, model.get_decoder().layers[0].self_attn.head_dim)
-    if not _even_attention(dim, model.dtype, generator):
+    # Products of one block and of one sequence, with as few rows as decoding has.
+    rows, many = least_rows(1, dim, model.dtype), (3, 2 * BLOCK, dim)
+    q, k = (_cancelling(many, sign, model.dtype, generator) for sign in (1, -1))
+    weights, v = (_cancelling((3, n, BLOCK), sign, model.dtype, generator) for n, sign in ((2 * BLOCK, 1), (dim, -1)))
+    scores, values = product(q, k.transpose(1, 2)), product(weights, v.transpose(1, 2).contiguous())
+    few = slice(BLOCK + 5, BLOCK + 5 + rows)
+    found = product(q[:1, few], k[:1, :BLOCK].transpose(1, 2))
+    part = product(weights[:1, few], v[:1].transpose(1, 2).contiguous())
+    if not (torch.equal(found, scores[:1, few, :BLOCK]) and torch.equal(part, values[:1, few])):
         wrong.append(f"attention over heads of {dim}")
     x = torch.randn(70000, generator=generator).abs() * 4
     for name, function in {"exp": torch.exp, "log": torch.log, "cos": torch.cos}.items():
@@ -340,15 +348,3 @@ def _even(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
     expected = linear_product(x, weight)
     counts = sorted({ROWS, 2 * ROWS, 3 * ROWS, many // 2 // ROWS * ROWS, many - ROWS})
     return all(torch.equal(linear_product(x[3:][:rows], weight), expected[3:][:rows]) for rows in counts)
-
-
-def _even_attention(dim: int, dtype: torch.dtype, generator: torch.Generator) -> bool:
-    """Return whether products of one block and of one sequence are equal, with as few rows as decoding has."""
-    rows, many = least_rows(1, dim, dtype), (3, 2 * BLOCK, dim)
-    q, k = (_cancelling(many, sign, dtype, generator) for sign in (1, -1))
-    weights, v = (_cancelling((3, n, BLOCK), sign, dtype, generator) for n, sign in ((2 * BLOCK, 1), (dim, -1)))
-    scores, values = product(q, k.transpose(1, 2)), product(weights, v.transpose(1, 2).contiguous())
-    few = slice(BLOCK + 5, BLOCK + 5 + rows)
-    found = product(q[:1, few], k[:1, :BLOCK].transpose(1, 2))
-    part = product(weights[:1, few], v[:1].transpose(1, 2).contiguous())
-    return torch.equal(found, scores[:1, few, :BLOCK]) and torch.equal(part, values[:1, few])

@@ -232,7 +232,12 @@ def describe_policy(
         raise ValueError(f"model {folder} states no context length; set max_position_embeddings in its config.json")
     # transformers takes the long factors for a whole row if any position in it is above this length: a token's
     # log-prob would depend on the other sequences of the row, and the learner's differ from the sampler's.
-    if (short := _longrope_length(model.config.get_text_config())) is not None and short < max_context:
+    config = model.config.get_text_config()
+    stated: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
+    # LongRoPE has the same factors in all rows up to a length, stated for all layers or for each type of layers.
+    every = [stated, *(one for one in stated.values() if isinstance(one, dict))]
+    found = [one["original_max_position_embeddings"] for one in every if one.get("rope_type") == "longrope"]
+    if (short := min(found, default=None)) is not None and short < max_context:
         _log.warning(
             "model %s: its context is %d tokens here, not %d: above it, LongRoPE rotates a whole batch differently",
             *(folder, short, max_context),
@@ -261,15 +266,6 @@ def describe_policy(
         folder=folder,
         licence=licence,
     )
-
-
-def _longrope_length(config: PreTrainedConfig) -> int | None:
-    """Return the length up to which LongRoPE has the same factors in all rows, None for models without it."""
-    stated: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
-    # of all layers, or of each type of layers
-    every = [stated, *(one for one in stated.values() if isinstance(one, dict))]
-    found = [one["original_max_position_embeddings"] for one in every if one.get("rope_type") == "longrope"]
-    return min(found, default=None)
 
 
 def save_policy(

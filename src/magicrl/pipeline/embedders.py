@@ -88,7 +88,14 @@ class HashedEmbedder:
         capitals, places = np.zeros(_NAMES, dtype=np.int64), np.zeros(_NAMES, dtype=np.int64)
         for texts in corpus:
             documents += len(texts)
-            _count_capitals(texts, capitals, places)
+            # how often each word occurs inside sentences, and how often it is capitalised there
+            found: Counter[str] = Counter()
+            for text in texts:
+                found.update(_INSIDE.findall(_SPACES.sub(" ", text) if "  " in text else text))
+            for word, count in found.items():
+                slot = _slot(word.lower())
+                places[slot] += count
+                capitals[slot] += count * word[0].isupper()
             counts += np.bincount(self._features(texts, None).indices, minlength=_FEATURES)
         # a word seen capitalised only once is as likely the subject of one problem as a name
         self._names = (capitals >= 2) & (capitals > _NAME_SHARE * places)
@@ -142,17 +149,6 @@ def _words(text: str, names: NDArray[np.bool_] | None) -> list[str]:
     if names is not None:
         text = _WORD.sub(lambda m: "@" if m[0][0].isupper() and names[_slot(m[0].lower())] else m[0], text)
     return [token for token in tokens_of(text) if token not in _COMMON]
-
-
-def _count_capitals(texts: Sequence[str], capitals: NDArray[np.int64], places: NDArray[np.int64]) -> None:
-    """Count how often each word occurs inside sentences, and how often it is capitalised there."""
-    found: Counter[str] = Counter()
-    for text in texts:
-        found.update(_INSIDE.findall(_SPACES.sub(" ", text) if "  " in text else text))
-    for word, count in found.items():
-        slot = _slot(word.lower())
-        places[slot] += count
-        capitals[slot] += count * word[0].isupper()
 
 
 def _slot(word: str) -> int:
@@ -249,23 +245,24 @@ class ServerEmbedder:
         async def one(batch: Sequence[str]) -> Matrix:
             async with places:
                 body = model | {"input": [text or " " for text in batch]}
-                return self._vectors(await self._transport.send("POST", "/embeddings", body), len(batch))
+                answer = await self._transport.send("POST", "/embeddings", body)
+                where = f"POST {self._server.shown('/embeddings')}"
+                try:
+                    # the API guarantees the indices, not the order
+                    ordered = sorted(answer["data"], key=lambda row: int(row["index"]))
+                    vectors = np.asarray([row["embedding"] for row in ordered], dtype=np.float32)
+                except (TypeError, KeyError, ValueError) as error:
+                    text = f"{where}: the answer holds no embeddings ({type(error).__name__}); does this server embed?"
+                    raise ServerError(text, status=200, retryable=False) from None
+                if vectors.ndim != 2 or len(vectors) != len(batch) or not np.isfinite(vectors).all():
+                    text = (
+                        f"{where}: {len(batch)} texts were sent and vectors of shape {vectors.shape} came back, or not "
+                        "all finite"
+                    )
+                    raise ServerError(text, status=200, retryable=False)
+                return vectors
 
         return await asyncio.gather(*map(one, batches))
-
-    def _vectors(self, answer: dict[str, Any], count: int) -> Matrix:
-        where = f"POST {self._server.shown('/embeddings')}"
-        try:
-            # the API guarantees the indices, not the order
-            ordered = sorted(answer["data"], key=lambda row: int(row["index"]))
-            vectors = np.asarray([row["embedding"] for row in ordered], dtype=np.float32)
-        except (TypeError, KeyError, ValueError) as error:
-            text = f"{where}: the answer holds no embeddings ({type(error).__name__}); does this server embed?"
-            raise ServerError(text, status=200, retryable=False) from None
-        if vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all():
-            text = f"{where}: {count} texts were sent and vectors of shape {vectors.shape} came back, or not all finite"
-            raise ServerError(text, status=200, retryable=False)
-        return vectors
 
 
 def _unit(vectors: Matrix) -> Matrix:

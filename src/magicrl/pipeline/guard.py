@@ -67,7 +67,17 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
         return True
     count_a, count_b = Counter(tokens_a), Counter(tokens_b)
     if count_a != count_b:
-        tokens_b = _corrected(tokens_b, count_a - count_b, count_b - count_a)
+        # typing errors in long words, and split words, are replaced by the words of the other text
+        only_other, only_own = count_a - count_b, count_b - count_a
+        meant = {
+            word: other
+            for word in only_own
+            for other in only_other
+            if min(len(word), len(other)) >= _LONG and _is_slip(word, other) and not _KNOWN.issuperset((word, other))
+        }
+        tokens_b = [meant.get(token, token) for token in tokens_b] if meant else tokens_b
+        # one word written as two, or two as one: ear buds, earbuds, ear-buds
+        tokens_b = _joined(tokens_b, _compounds(only_own, only_other))
         count_b = Counter(tokens_b)
         tokens_a = _joined(tokens_a, _compounds(count_a - count_b, count_b - count_a))
         count_a = Counter(tokens_a)
@@ -109,19 +119,6 @@ def _names(text: str) -> set[str]:
     """Return the words that are names of people or places, as tokens."""
     found = {name for name in map(str.lower, _NAME.findall(text)) if name not in _KNOWN and not poles_of(name)}
     return found - set(_LOWER.findall(text)) if found else found
-
-
-def _corrected(tokens: Sequence[str], only_other: Counter[str], only_own: Counter[str]) -> Sequence[str]:
-    """Return the tokens with typing errors in long words, and split words, replaced by the words of the other text."""
-    meant = {
-        word: other
-        for word in only_own
-        for other in only_other
-        if min(len(word), len(other)) >= _LONG and _is_slip(word, other) and not _KNOWN.issuperset((word, other))
-    }
-    tokens = [meant.get(token, token) for token in tokens] if meant else tokens
-    # one word written as two, or two as one: ear buds, earbuds, ear-buds
-    return _joined(tokens, _compounds(only_own, only_other))
 
 
 def _compounds(only_own: Counter[str], only_other: Counter[str]) -> dict[tuple[str, str], str]:

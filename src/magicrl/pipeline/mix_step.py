@@ -199,11 +199,7 @@ def quotas_of(
         )
         # 1e-9: 0.29 * 100 is 28.999999999999996, and 29 is meant
         return {source: math.floor(scarcest * weight + 1e-9) if room[source] else 0 for source, weight in share.items()}
-    return _shared_out(room, share, size)
-
-
-def _shared_out(room: Mapping[str, int], share: Mapping[str, float], size: int) -> dict[str, int]:
-    """Divide ``size`` rows among the sources by weight. The others make up for a source with too few rows."""
+    # Sources with too few rows give all they have, and the others make up for them.
     quota = dict.fromkeys(room, 0)
     open_sources = {source for source in room if share[source] > 0 and room[source] > 0}
     left = min(size, sum(room[source] for source in open_sources))

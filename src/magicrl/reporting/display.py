@@ -210,7 +210,17 @@ class RunPanel:
             rows, note = worker_rows(self.metrics)
             elsewhere = {self._measure.name, *(["memory"] if rows else [])}  # in another line or column
             measured = [fact for fact in facts(self.metrics, self._measure) if fact[0] not in elsewhere]
-            parts.append(_grid([Text.assemble((f"{label} ", "dim"), value) for label, value in measured], width))
+            cells = [Text.assemble((f"{label} ", "dim"), value) for label, value in measured]
+            for columns in (3, 2):
+                widest = [max((len(c) for c in cells[i::columns]), default=0) for i in range(columns)]
+                if sum(widest) + GAP * (columns - 1) <= width:
+                    break
+            else:
+                columns = 1
+            grid = Table.grid(padding=(0, GAP))
+            for i in range(0, len(cells), columns):
+                grid.add_row(*cells[i : i + columns])
+            parts.append(grid)
             parts += [worker_table(rows, width)] if rows else []
             parts += [note] if note else []
         elapsed, left = self._elapsed(), self.time_left
@@ -308,20 +318,6 @@ def figure(metrics: StepMetrics, key: str) -> float | None:
     """Return a finite or infinite number of a step, None where it has none."""
     value = metrics.values.get(key)
     return float(value) if isinstance(value, (int, float)) and value == value else None
-
-
-def _grid(cells: Sequence[Text], width: int) -> RenderableType:
-    """Return the cells in up to three columns, as many as fit without breaking a cell."""
-    for columns in (3, 2):
-        widest = [max((len(c) for c in cells[i::columns]), default=0) for i in range(columns)]
-        if sum(widest) + GAP * (columns - 1) <= width:
-            break
-    else:
-        columns = 1
-    grid = Table.grid(padding=(0, GAP))
-    for i in range(0, len(cells), columns):
-        grid.add_row(*cells[i : i + columns])
-    return grid
 
 
 def _bar(phase: str, done: int, total: int, left: str, width: int) -> RenderableType:

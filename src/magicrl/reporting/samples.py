@@ -299,9 +299,20 @@ def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
         except (pa.ArrowException, OSError) as error:
             raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
         groups = {draw: list(group) for draw, group in groupby(rows, key=lambda row: row["draw"])}
-        found.append(
-            [_rollout(step, why, row, groups[row["draw"]], tokenizer) for why, row in _selected_rollouts(rows)]
-        )
+        wanted: list[tuple[str, Sequence[Mapping[str, Any]]]] = [
+            ("the first right one", [r for r in rows if _is_right(r)][:1]),
+            (
+                "the first wrong one",
+                [r for r in rows if r["outcome"] == "wrong" and r["finish_reason"] != "length"][:1],
+            ),
+            ("the first truncated one", [r for r in rows if r["finish_reason"] == "length"][:1]),
+            ("the highest mean entropy", sorted(rows, key=lambda r: -(_mean_entropy(r) or 0.0))),
+        ]
+        selected: list[tuple[str, Mapping[str, Any]]] = []
+        for why, candidates in wanted:
+            fresh = [r for r in candidates if all(r is not taken for _, taken in selected)]
+            selected += [(why, r) for r in fresh[:1]]
+        found.append([_rollout(step, why, row, groups[row["draw"]], tokenizer) for why, row in selected])
     return found
 
 
@@ -329,21 +340,6 @@ def run_tokenizer(run: RecordedRun) -> Tokenizer | None:
             except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a broken file
                 raise RunFolderError(f"{path}: no tokenizer: {error}") from None
     return None
-
-
-def _selected_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Select the first right, wrong and truncated rollout and the one of highest mean entropy, each only once."""
-    wanted: list[tuple[str, list[Mapping[str, Any]]]] = [
-        ("the first right one", [r for r in rows if _is_right(r)][:1]),
-        ("the first wrong one", [r for r in rows if r["outcome"] == "wrong" and r["finish_reason"] != "length"][:1]),
-        ("the first truncated one", [r for r in rows if r["finish_reason"] == "length"][:1]),
-        ("the highest mean entropy", sorted(rows, key=lambda r: -(_mean_entropy(r) or 0.0))),
-    ]
-    selected: list[tuple[str, Mapping[str, Any]]] = []
-    for why, candidates in wanted:
-        fresh = [r for r in candidates if all(r is not taken for _, taken in selected)]
-        selected += [(why, r) for r in fresh[:1]]
-    return selected
 
 
 def _is_right(row: Mapping[str, Any]) -> bool:

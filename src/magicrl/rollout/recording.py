@@ -219,9 +219,46 @@ class ReplayEngine(RolloutEngine):
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Queue requests; ``ValueError`` for one that differs from the recording of its draw."""
+        # Check every request before any is queued, so that a refused step leaves nothing in flight.
         for request in requests:
-            # Check every request before any is queued, so that a refused step leaves nothing in flight.
-            self._check(request)
+            draw = request.draw
+            if draw not in self._recorded:
+                raise ValueError(
+                    f"draw {draw} (problem {request.problem.id!r}) was not recorded; replay serves the training steps "
+                    "of the recorded run only: stop where it stopped and leave out validation, test and filter"
+                )
+            group = self._recorded[draw]
+            recorded = group.request
+            pairs = {
+                "problem": (recorded.problem.id, request.problem.id),
+                "prompt": (recorded.prompt_tokens.tolist(), request.prompt_tokens.tolist()),
+                "group size": (recorded.group_size, request.group_size),
+                "samples": (recorded.indices, request.indices),
+                "temperature": (recorded.sampling.temperature, request.sampling.temperature),
+            }
+            for what, (was, wanted) in pairs.items():
+                if was != wanted:
+                    raise ValueError(
+                        f"draw {draw} was recorded with {what} {was}, but the request has {wanted}; replay a run with "
+                        "its own data, seed and sampling settings"
+                    )
+            # no engine could have generated this response with a shorter T
+            longest = max(completion.num_sampled for completion in group.completions)
+            if longest > request.sampling.max_tokens:
+                raise ValueError(
+                    f"draw {draw} was recorded with a response of {longest} tokens, max_tokens is now "
+                    f"{request.sampling.max_tokens}; replay with the recorded run's stages"
+                )
+            # With a longer T the engine would have continued a truncated response.
+            # An episode also ends at its last turn.
+            if request.sampling.max_tokens > recorded.sampling.max_tokens and any(
+                completion.truncated and completion.num_sampled >= recorded.sampling.max_tokens
+                for completion in group.completions
+            ):
+                raise ValueError(
+                    f"draw {draw} was recorded with a response truncated at {recorded.sampling.max_tokens} tokens, "
+                    f"max_tokens is now {request.sampling.max_tokens}; replay with the recorded run's stages"
+                )
         super().submit(requests)
 
     def generate(self, request: RolloutRequest) -> Sequence[Completion]:
@@ -230,42 +267,3 @@ class ReplayEngine(RolloutEngine):
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         del weights
         self._version = version
-
-    def _check(self, request: RolloutRequest) -> None:
-        draw = request.draw
-        if draw not in self._recorded:
-            raise ValueError(
-                f"draw {draw} (problem {request.problem.id!r}) was not recorded; replay serves the training steps "
-                "of the recorded run only: stop where it stopped and leave out validation, test and filter"
-            )
-        group = self._recorded[draw]
-        recorded = group.request
-        pairs = {
-            "problem": (recorded.problem.id, request.problem.id),
-            "prompt": (recorded.prompt_tokens.tolist(), request.prompt_tokens.tolist()),
-            "group size": (recorded.group_size, request.group_size),
-            "samples": (recorded.indices, request.indices),
-            "temperature": (recorded.sampling.temperature, request.sampling.temperature),
-        }
-        for what, (was, wanted) in pairs.items():
-            if was != wanted:
-                raise ValueError(
-                    f"draw {draw} was recorded with {what} {was}, but the request has {wanted}; replay a run with "
-                    "its own data, seed and sampling settings"
-                )
-        # no engine could have generated this response with a shorter T
-        longest = max(completion.num_sampled for completion in group.completions)
-        if longest > request.sampling.max_tokens:
-            raise ValueError(
-                f"draw {draw} was recorded with a response of {longest} tokens, max_tokens is now "
-                f"{request.sampling.max_tokens}; replay with the recorded run's stages"
-            )
-        # With a longer T the engine would have continued a truncated response. An episode also ends at its last turn.
-        if request.sampling.max_tokens > recorded.sampling.max_tokens and any(
-            completion.truncated and completion.num_sampled >= recorded.sampling.max_tokens
-            for completion in group.completions
-        ):
-            raise ValueError(
-                f"draw {draw} was recorded with a response truncated at {recorded.sampling.max_tokens} tokens, "
-                f"max_tokens is now {request.sampling.max_tokens}; replay with the recorded run's stages"
-            )

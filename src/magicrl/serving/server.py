@@ -25,7 +25,7 @@ from magicrl.environments.packages import package
 from magicrl.models.loading import resolve_device
 from magicrl.serving.messages import read_loss_request
 from magicrl.serving.sampler import Prompt, Sampler
-from magicrl.serving.trainer import Trainer, lora_of, read_header
+from magicrl.serving.trainer import ServedTrainer, lora_of, read_header
 
 web: Any = package("aiohttp.web", "serve")
 _log = logging.getLogger(__name__)
@@ -88,9 +88,9 @@ class TinkerServer:
         self._model, self._name, self._checkpoints, self._report = model, name, checkpoints, report
         device = resolve_device("auto")
         self._full_weights = full_weights
-        self._make_trainer = partial(Trainer, model, dtype=dtype, device=device)
+        self._make_trainer = partial(ServedTrainer, model, dtype=dtype, device=device)
         self._sampler = Sampler(model, dtype=dtype, device=device, seed=seed)
-        self._trainer: Trainer | None = None
+        self._trainer: ServedTrainer | None = None
         self._model_id = self._session = ""
         self._heard = -SILENCE
         self._unsaved_because = ""  # error of the last save that failed
@@ -324,7 +324,7 @@ class TinkerServer:
         self._report(f"{model} continues {path}, after step {self._training(model).steps}")
         return {"type": "load_weights", "path": path, "model_id": model}
 
-    def _training(self, model: str) -> Trainer:
+    def _training(self, model: str) -> ServedTrainer:
         if self._trainer is None or model != self._model_id:
             raise _NotFoundError(
                 f"model {model} is not in training; this server trains {self._model_id or 'none yet'}, the last one "
@@ -332,7 +332,7 @@ class TinkerServer:
             )
         return self._trainer
 
-    def _train(self, request: Mapping[str, Any], work: Callable[[Trainer], Answer]) -> dict[str, Any]:
+    def _train(self, request: Mapping[str, Any], work: Callable[[ServedTrainer], Answer]) -> dict[str, Any]:
         model = request["model_id"]
         self._training(model)
         return self._submit(_Job(id=f"{model}:{request['seq_id']}", run=lambda: work(self._training(model))))
@@ -349,7 +349,7 @@ class TinkerServer:
         return self._train(request, lambda trainer: {"metrics": trainer.step(params)})
 
     def _save_weights(self, request: dict[str, Any]) -> dict[str, Any]:
-        def save(trainer: Trainer) -> Answer:
+        def save(trainer: ServedTrainer) -> Answer:
             place = f"tinker://{request['model_id']}/weights/{request.get('path') or f'step-{trainer.steps:06d}'}"
             file = self._state_file(place)
             if file.exists() and not request.get("overwrite"):
@@ -363,7 +363,7 @@ class TinkerServer:
         if (kind := request.get("kind") or "snapshot") != "snapshot":
             raise ValueError(f"this server has no samplers of kind {kind!r}, whose weights change; save a snapshot")
 
-        def save(trainer: Trainer) -> Answer:
+        def save(trainer: ServedTrainer) -> Answer:
             if request.get("path") is None:
                 sampler = f"{self._session}:sample:{request['sampling_session_seq_id']}"
                 self._sampler.open(sampler, trainer.weights())

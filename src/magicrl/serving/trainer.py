@@ -47,7 +47,7 @@ def lora_of(given: Mapping[str, Any] | None) -> LoraConfig | None:
     return LoraConfig(rank=given["rank"], alpha=32, target_modules=modules)
 
 
-class Trainer:
+class ServedTrainer:
     """A model with its optimizer.
 
     Args:

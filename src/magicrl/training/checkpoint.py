@@ -19,7 +19,7 @@ import re
 import secrets
 import shutil
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,27 +82,27 @@ class Checkpoint:
             return join_state(LEARNER, self.tensors, self.state[LEARNER])
         assert self.folder is not None
         try:
-            tensors = _joined(self.folder / SHARDS, self.shards["files"])
+            folder = self.folder / SHARDS
+            files = self.shards["files"]
+            # Each shard has its row offsets in the header.
+            parts: dict[str, list[tuple[int, Tensor]]] = {}
+            for name in sorted(files):
+                with safe_open(folder / name, framework="pt") as opened:
+                    described = (opened.metadata() or {}).get("DCP_SHARDING_INFO")
+                    if described is None:
+                        raise OSError(f"{name} does not say which rows it holds")
+                    offsets: dict[str, Any] = json.loads(described)
+                    for key in opened.keys():  # noqa: SIM118 - the file is no mapping
+                        # A tensor without dimensions has no offset: row 0.
+                        first_row = int((*offsets[key]["saved_offsets"], 0)[0])
+                        parts.setdefault(key, []).append((first_row, opened.get_tensor(key)))
+            ordered = {
+                key: [rows for _, rows in sorted(found, key=lambda part: part[0])] for key, found in parts.items()
+            }
+            tensors = {key: rows[0] if len(rows) == 1 else torch.cat(rows) for key, rows in ordered.items()}
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise _damaged(self.folder, error) from None
         return {**tensors, "meta": {name: value for name, value in self.shards.items() if name != "files"}}
-
-
-def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:
-    """Return whole tensors by name from the shards in ``folder``, each with its row offsets in the header."""
-    parts: dict[str, list[tuple[int, Tensor]]] = {}
-    for name in sorted(files):
-        with safe_open(folder / name, framework="pt") as opened:
-            described = (opened.metadata() or {}).get("DCP_SHARDING_INFO")
-            if described is None:
-                raise OSError(f"{name} does not say which rows it holds")
-            offsets: dict[str, Any] = json.loads(described)
-            for key in opened.keys():  # noqa: SIM118 - the file is no mapping
-                # A tensor without dimensions has no offset: row 0.
-                first_row = int((*offsets[key]["saved_offsets"], 0)[0])
-                parts.setdefault(key, []).append((first_row, opened.get_tensor(key)))
-    ordered = {key: [rows for _, rows in sorted(found, key=lambda part: part[0])] for key, found in parts.items()}
-    return {key: rows[0] if len(rows) == 1 else torch.cat(rows) for key, rows in ordered.items()}
 
 
 class CheckpointWriter:
@@ -170,7 +170,19 @@ class CheckpointWriter:
 
         def write() -> Path:
             try:
-                _write(writing, copy, shards)
+                save_file(dict(copy.tensors), writing / "tensors.safetensors")
+                document = {
+                    "schema_version": SCHEMA_VERSION,
+                    "step": copy.step,
+                    "owner": copy.owner,
+                    "tensors_sha256": sha256_of(writing / "tensors.safetensors"),
+                    "state": copy.state,
+                    "shards": None if shards is None else shards.result(),
+                }
+                (writing / "state.json").write_text(json.dumps(document, indent=1))
+                # The folder too: its entries, the file names, are flushed only with it.
+                for path in (*writing.rglob("*"), writing):
+                    _flush(path)
                 settle()
                 folder = self._root / name
                 if folder.exists():
@@ -224,22 +236,6 @@ def host_copy(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a copy of the current values in the host's memory, sharing nothing with ``tensors``."""
     layout = torch.contiguous_format
     return {name: t.detach().to("cpu", copy=True, memory_format=layout) for name, t in tensors.items()}
-
-
-def _write(folder: Path, checkpoint: Checkpoint, shards: Future[Mapping[str, Any]] | None) -> None:
-    save_file(dict(checkpoint.tensors), folder / "tensors.safetensors")
-    document = {
-        "schema_version": SCHEMA_VERSION,
-        "step": checkpoint.step,
-        "owner": checkpoint.owner,
-        "tensors_sha256": sha256_of(folder / "tensors.safetensors"),
-        "state": checkpoint.state,
-        "shards": None if shards is None else shards.result(),
-    }
-    (folder / "state.json").write_text(json.dumps(document, indent=1))
-    # The folder too: its entries, the file names, are flushed only with it.
-    for path in (*folder.rglob("*"), folder):
-        _flush(path)
 
 
 def remove_leftovers(root: Path) -> None:

@@ -254,25 +254,25 @@ def diagnose(answers: SampledAnswers, *, forms_tried: bool = False) -> Diagnosis
     # Groups with an advantage are rare, but may be frequent enough per step to teach.
     if causes[0] in ("all_right", "same_reward") or found is None or found < FOUND_PER_STEP:
         return Diagnosis(cause=causes[0], message=_seen(answers), advice=advice)
-    return Diagnosis(
-        cause=causes[0], message=_seen(answers), advice=(_advice_if_rare(found, answers.entropy), *advice), rare=True
-    )
-
-
-def _advice_if_rare(found: float, entropy: float | None) -> str:
-    if entropy is None:
+    if answers.entropy is None:
         tries = ""
-    elif entropy >= EXPLORES:
-        tries = f", and at {entropy:.2g} nats per token the model still tries many answers"
+    elif answers.entropy >= EXPLORES:
+        tries = f", and at {answers.entropy:.2g} nats per token the model still tries many answers"
     else:
         tries = (
-            f", but at {entropy:.2g} nats per token the model tries few other answers (rollout.temperature = 1 and "
-            "[entropy] decide that)"
+            f", but at {answers.entropy:.2g} nats per token the model tries few other answers "
+            "(rollout.temperature = 1 and [entropy] decide that)"
         )
-    return (
-        f"Groups with an advantage are rare and may teach nevertheless: {100 * found:.0f} % of the steps should "
-        f"have one{tries}. "
-        "Check optimizer.learning_rate first, then use more responses per step (rollout_batch, group_size)."
+    return Diagnosis(
+        cause=causes[0],
+        message=_seen(answers),
+        advice=(
+            f"Groups with an advantage are rare and may teach nevertheless: {100 * found:.0f} % of the steps should "
+            f"have one{tries}. "
+            "Check optimizer.learning_rate first, then use more responses per step (rollout_batch, group_size).",
+            *advice,
+        ),
+        rare=True,
     )
 
 

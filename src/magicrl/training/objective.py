@@ -17,10 +17,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
-from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
 from magicrl.algorithms.loss_terms import LossMetrics, LossOutputs, loss_terms
 from magicrl.algorithms.losses import loss_row
-from magicrl.algorithms.token_weights import NONE, Need, correction_of, needs_of, reducer_of, response_weights
+from magicrl.algorithms.token_weights import (
+    NONE,
+    NOT_GIVEN,
+    LossInputs,
+    Need,
+    correction_of,
+    needs_of,
+    reducer_of,
+    response_weights,
+)
 from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import AdamWConfig, ModelConfig

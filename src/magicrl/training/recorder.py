@@ -239,11 +239,6 @@ class RunFolder:
     def write_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
         write_atomically(self.evaluations / f"{name}.json", json.dumps(document, indent=1))
 
-    def forget_evaluations(self, name: str) -> None:
-        """Remove the evaluations of this name, so that they run again."""
-        for path in self.evaluations.glob(f"{name}-*.json"):
-            path.unlink()
-
     def read_evaluation(self, name: str) -> dict[str, Any] | None:
         path = self.evaluations / f"{name}.json"
         try:

@@ -333,8 +333,9 @@ class Session:
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
         if self._schedule.stage is not None:
-            # From a run that ended before its last stage, or whose checkpoints are gone.
-            self._folder.forget_evaluations("after")
+            # They are from a run that ended before its last stage, or whose checkpoints are gone, and run again.
+            for path in self._folder.evaluations.glob("after-*.json"):
+                path.unlink()
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import torch
 
-from magicrl.algorithms.advantages import Advantage, advantage_of, reads_parts
+from magicrl.algorithms.advantages import advantage_of, reads_parts
 from magicrl.config.data_schema import DataConfig, SourceConfig
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.model_schema import ModelConfig
@@ -531,7 +531,16 @@ def _check_plugins(config: TrainConfig) -> None:
             "advantage of each token; use a row without statistics, or leave [teacher] out",
             key="algorithm.loss",
         )
-    _check_advantage(config, resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage))
+    advantage = resolve_setting("algorithm.advantage", advantage_of, config.algorithm.advantage)
+    # The rules of a built-in advantage hold for every name that resolves to it, and gdpo's for those like it.
+    same = [name for name in BUILTINS["advantage"] if advantage_of(name) is advantage]
+    for name in same or (["gdpo"] if reads_parts(advantage) else []):
+        try:
+            config.check_advantage(name)
+        except ValueError as error:
+            raise RecipeError(
+                f"{config.algorithm.advantage!r} is {name}: {error}", key="algorithm.advantage"
+            ) from error
     controller = entropy_controller(config.entropy)
     names = ("clip_low", "clip_high")
     clips = [f"algorithm.{name}" for name in names if getattr(config.algorithm, name) is not None]
@@ -613,18 +622,6 @@ _READ_WITH = (
     ("refill_rounds", "refill", ("until_full",)),
 )
 """Settings of [algorithm] that only some values of another one read."""
-
-
-def _check_advantage(config: TrainConfig, advantage: Advantage) -> None:
-    """Apply the rules of a built-in advantage to every name that resolves to it, and gdpo's to those like it."""
-    same = [name for name in BUILTINS["advantage"] if advantage_of(name) is advantage]
-    for name in same or (["gdpo"] if reads_parts(advantage) else []):
-        try:
-            config.check_advantage(name)
-        except ValueError as error:
-            raise RecipeError(
-                f"{config.algorithm.advantage!r} is {name}: {error}", key="algorithm.advantage"
-            ) from error
 
 
 def with_needed_reference(config: TrainConfig) -> TrainConfig:

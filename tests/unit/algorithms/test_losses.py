@@ -14,10 +14,11 @@ import math
 import pytest
 import torch
 
-from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
 from magicrl.algorithms.loss_terms import LossMetrics, k3, loss_terms
 from magicrl.algorithms.losses import LOSSES, LossRow, Surrogate, binary_kl, binary_tv, loss_row, unclipped_ratio
 from magicrl.algorithms.token_weights import (
+    NOT_GIVEN,
+    LossInputs,
     constant,
     correction_of,
     global_tokens,

@@ -10,12 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.algorithms.loss_terms import loss_terms
 from magicrl.algorithms.losses import LOSSES
 from magicrl.algorithms.token_weights import (
     M2PO,
     Correction,
+    LossInputs,
     correction_of,
     correction_weights,
     reducer_of,

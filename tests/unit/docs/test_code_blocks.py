@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 import magicrl
-from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.algorithms.loss_terms import loss_terms
+from magicrl.algorithms.token_weights import LossInputs
 from magicrl.config.schema import TrainConfig
 from magicrl.config.sft_schema import SftConfig
 from magicrl.data.families import make_family, unique_problems

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController
-from magicrl.algorithms.loss_inputs import LossInputs
 from magicrl.algorithms.loss_terms import loss_terms
 from magicrl.algorithms.losses import LossRow
+from magicrl.algorithms.token_weights import LossInputs
 from magicrl.config.loader import load_train_recipe
 from studies.race import kl3, repo
 

@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from magicrl.models.small_models import make_miniature
 from magicrl.serving import sampler as sampler_module
 from magicrl.serving import server as module
-from magicrl.serving.trainer import Trainer
+from magicrl.serving.trainer import ServedTrainer
 
 PROMPT = list(b"Two and two is")
 ADAM = types.AdamParams(learning_rate=3e-3)
@@ -307,9 +307,9 @@ def test_a_server_that_stops_saves_what_the_client_did_not(served: Served) -> No
 def test_a_failed_save_is_reported_once_and_tried_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE", 1.0)
     monkeypatch.setattr(module, "RETRY", 0.1)
-    left, save = [3], Trainer.save
+    left, save = [3], ServedTrainer.save
 
-    def full(trainer: Trainer, file: Path) -> None:
+    def full(trainer: ServedTrainer, file: Path) -> None:
         left[0] -= 1
         if left[0] >= 0:
             raise OSError("no space left")
@@ -318,7 +318,7 @@ def test_a_failed_save_is_reported_once_and_tried_again(served: Served, monkeypa
     with served.running() as address:
         client = tinker.ServiceClient(base_url=address, api_key="tml-test")
         learn(training(client), 1)
-        monkeypatch.setattr(Trainer, "save", full)
+        monkeypatch.setattr(ServedTrainer, "save", full)
         client.holder._session_heartbeat_task.cancel()
         deadline = time.monotonic() + 30
         while not any("weights/unsaved-000001" in message for message in served.messages):

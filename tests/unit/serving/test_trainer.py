@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.serving.messages import Datum, LossRequest
-from magicrl.serving.trainer import Trainer, lora_of
+from magicrl.serving.trainer import ServedTrainer, lora_of
 
 CPU = torch.device("cpu")
 ADAM = {"learning_rate": 3e-3, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6, "weight_decay": 0.1, "grad_clip_norm": 0.0}
 
 
-def trainer(model: str, lora: dict[str, Any] | None = None) -> Trainer:
-    return Trainer(model, lora_of(lora), dtype="float32", device=CPU)
+def trainer(model: str, lora: dict[str, Any] | None = None) -> ServedTrainer:
+    return ServedTrainer(model, lora_of(lora), dtype="float32", device=CPU)
 
 
 def datum(seed: int, length: int, **changes: Any) -> Datum:

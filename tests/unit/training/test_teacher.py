@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from magicrl.algorithms.loss_inputs import NOT_GIVEN, LossInputs
 from magicrl.algorithms.loss_terms import LossOutputs, loss_terms
 from magicrl.algorithms.losses import LOSSES
+from magicrl.algorithms.token_weights import NOT_GIVEN, LossInputs
 from magicrl.records import Problem
 from magicrl.training.teacher import informed
 

@@ -301,7 +301,7 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> tuple[Problem,
     reference, prompt, response = row.get("reference"), row.get("prompt", ""), row["response"]
     references = reference if isinstance(reference, list | tuple) else [reference] if "reference" in row else []
     empty = not references and "reference" in row
-    references = [number_text(one) for one in references]
+    references = [number_as_text(one) for one in references]
     if empty or not all(isinstance(one, str) and one.strip() for one in references):
         raise ValueError(f"field 'reference' must be a string or a list of strings, none empty, got {reference!r:.60}")
     for field, text in (("prompt", prompt), ("response", response)):
@@ -314,7 +314,7 @@ def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any) -> tuple[Problem,
     return problem, response
 
 
-def number_text(value: Any) -> Any:
+def number_as_text(value: Any) -> Any:
     """Return a finite number as text, 51.0 as ``51``, and any other value unchanged."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return value

@@ -231,13 +231,6 @@ class Transport:
             ) from None
         if not response.is_success:
             raise self._refusal(where, response)
-        answer = self._object(where, response)
-        # gateways put the error of the server behind them into an answer of their own
-        if (answer.get("error") or answer.get("object") == "error") and not answer.get("choices"):
-            raise self._refusal(where, response)
-        return answer
-
-    def _object(self, where: str, response: httpx2.Response) -> dict[str, Any]:
         try:
             content: Any = response.json()
         except ValueError:
@@ -249,7 +242,11 @@ class Transport:
                 "is base_url the address of an OpenAI-compatible server?",
                 status=response.status_code,
             )
-        return cast("dict[str, Any]", content)
+        answer = cast("dict[str, Any]", content)
+        # gateways put the error of the server behind them into an answer of their own
+        if (answer.get("error") or answer.get("object") == "error") and not answer.get("choices"):
+            raise self._refusal(where, response)
+        return answer
 
     def _refusal(self, where: str, response: httpx2.Response) -> ServerError:
         status = response.status_code

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from magicrl_verifiers.batch import number_text, usable_cores
+from magicrl_verifiers.batch import number_as_text, usable_cores
 from magicrl_verifiers.code.suite import text_of_tests
 from magicrl_verifiers.records import Extract, JudgeOptions, Message, Outcome, Problem, Reasoning
 from magicrl_verifiers.service import VerifierPool
@@ -58,7 +58,11 @@ def reward_function(
             raise ValueError(
                 f"the data set has no column {reference!r} with the reference answers; name it: reference="
             )
-        rows = {name: values for name, values in columns.items() if _is_list(values, len(completions))}
+        rows = {
+            name: values
+            for name, values in columns.items()
+            if isinstance(values, Sequence) and not isinstance(values, str) and len(values) == len(completions)
+        }
         if reference in columns:  # also an array
             rows[reference] = list(columns[reference])
             if len(rows[reference]) != len(completions):
@@ -76,10 +80,6 @@ def reward_function(
 
     verified.__name__ = f"{verifier.rpartition(':')[2]}_reward"  # TRL names the metric by it
     return verified
-
-
-def _is_list(values: Any, count: int) -> bool:
-    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) == count
 
 
 def _messages(given: Any) -> tuple[Message, ...]:
@@ -103,7 +103,7 @@ def _problem(verifier: str, prompt: Any, given: Any, row: Mapping[str, Any]) -> 
     if reward_names(verifier)[0] == "code" and isinstance(given, list | Mapping):
         given = text_of_tests(given)
     many = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    texts = [number_text(one) for one in many if one is not None and one == one]  # 51.0 as "51", as in files
+    texts = [number_as_text(one) for one in many if one is not None and one == one]  # 51.0 as "51", as in files
     references = [one if isinstance(one, str) else json.dumps(one) for one in texts]
     *context, last = _messages(prompt)
     return Problem(

@@ -320,16 +320,13 @@ class Client(Peer):
         if isinstance(value, types.FunctionType | types.MethodType) and not hasattr(value, "mock"):
             if inspect.iscoroutinefunction(value):
                 raise Unsupported("an asynchronous function of the tests is handed to the program")
-            return {"function": [self._number(value), *self._described(value)]}
+            parameters = [
+                [one.name, int(one.kind), [] if one.default is one.empty else [self._encode(one.default)]]
+                for one in inspect.signature(value).parameters.values()
+            ]
+            # what `functools.wraps` and `inspect.signature` read
+            return {"function": [self._number(value), value.__name__, value.__qualname__, value.__doc__, parameters]}
         return {"lent": self._number(value)}
-
-    def _described(self, function: Any) -> list[Any]:
-        """Return what ``functools.wraps`` and ``inspect.signature`` read of a function."""
-        parameters = [
-            [one.name, int(one.kind), [] if one.default is one.empty else [self._encode(one.default)]]
-            for one in inspect.signature(function).parameters.values()
-        ]
-        return [function.__name__, function.__qualname__, function.__doc__, parameters]
 
     def _decode(self, value: Any) -> Any:
         try:

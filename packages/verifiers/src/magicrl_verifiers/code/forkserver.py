@@ -429,7 +429,10 @@ class _ForkServer:
         self._link = link
         self._has_proc = has_proc
         # address space of this process, which a program's limit is counted from
-        self._memory = resource.getpagesize() * int(_first_field("/proc/self/statm")) if has_proc else 256 << 20
+        self._memory = 256 << 20
+        if has_proc:
+            with open("/proc/self/statm") as file:
+                self._memory = resource.getpagesize() * int(file.read().split()[0])
         self._paths = [(path, kernel.READ_RIGHTS) for path in setup["readable"]]
         self._paths += [(f"/dev/{name}", kernel.DEVICE_RIGHTS) for name in kernel.DEVICES]
         self._numbers = -1
@@ -590,11 +593,6 @@ def _taken(fd: int) -> str:
     text = os.pread(fd, _MAX_ERRORS, max(0, size - _MAX_ERRORS)).decode("utf-8", "replace")
     os.ftruncate(fd, 0)
     return text
-
-
-def _first_field(path: str) -> str:
-    with open(path) as file:
-        return file.read().split()[0]
 
 
 def _threads(pid: int) -> int:

@@ -92,21 +92,20 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
             continue  # in a docstring, and as in CommonMark too deep to end the block
         # as in CommonMark: the closing fence is of the same sign, no shorter, and says nothing
         if fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
-            last = _unindented(text[opened.end() + 1 : fence.start()], opened.start(1) - opened.start())
+            code = text[opened.end() + 1 : fence.start()]
+            columns = opened.start(1) - opened.start()
+            # The fence may be indented, e.g. in a list: each line loses as much, as in CommonMark. But only where the
+            # first line is indented, which no program is: some models indent only the fence.
+            if not columns or not code.strip("\r\n")[:1].isspace():
+                last = code
+            else:
+                last = re.sub(rf"^[ \t]{{0,{columns}}}", "", code, flags=re.MULTILINE)
             if opened[2].lower() in _PYTHON:
                 best = last
             opened = None
         elif fence[2].lower() in _PYTHON:
             opened, quotes = fence, 0  # a block that was never closed, and a new one
     return last if best is None else best
-
-
-def _unindented(code: str, columns: int) -> str:
-    """Return the text of a block whose fence is indented, e.g. in a list: each line loses as much, as in CommonMark."""
-    # only where the first line is indented, which no program is: some models indent only the fence
-    if not columns or not code.strip("\r\n")[:1].isspace():
-        return code
-    return re.sub(rf"^[ \t]{{0,{columns}}}", "", code, flags=re.MULTILINE)
 
 
 _VERDICTS = (0, 1, 2, 4, 7, 8)

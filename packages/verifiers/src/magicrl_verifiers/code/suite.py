@@ -416,7 +416,10 @@ def text_of_tests(tests: Mapping[str, Any] | Sequence[str]) -> str:
     fields: Mapping[str, Any] = tests if isinstance(tests, Mapping) else {}
     for field in ("inputs", "inputs_kw"):
         for place, given in enumerate(fields.get(field) or ()):
-            arguments = given.values() if isinstance(given, Mapping) else given if _is_list(given) else (given,)
+            if isinstance(given, Mapping):
+                arguments = given.values()
+            else:
+                arguments = given if isinstance(given, list | tuple) else (given,)
             for argument in arguments:
                 if not _is_json(argument):
                     raise SuiteError(
@@ -424,10 +427,6 @@ def text_of_tests(tests: Mapping[str, Any] | Sequence[str]) -> str:
                         "become lists, keys texts); write assert_case = ['assert f((1, 2)) == 3', ...] instead"
                     )
     return json.dumps(tests)
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list | tuple)
 
 
 def _is_json(value: Any) -> bool:

@@ -110,7 +110,15 @@ class Counting(ast.NodeTransformer):
             for handler in node.handlers:
                 first = handler.body[0]
                 # a handler that does nothing, or only prints, makes a failed assertion pass
-                idle = all(isinstance(one, ast.Pass | ast.Continue) or _is_print(one) for one in handler.body)
+                idle = all(
+                    isinstance(one, ast.Pass | ast.Continue)
+                    or (
+                        isinstance(one, ast.Expr)
+                        and isinstance(one.value, ast.Call)
+                        and _called_name(one.value) == "print"
+                    )
+                    for one in handler.body
+                )
                 handler.body.insert(0, _statement(first, _COUNT, ast.Constant(None)))
                 if idle and not self._raising:
                     handler.body.insert(0, _statement(first, _DROPPED))
@@ -176,10 +184,6 @@ class Counting(ast.NodeTransformer):
 
 def _called_name(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-
-
-def _is_print(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and _called_name(node.value) == "print"
 
 
 def _call(name: str, *given: ast.expr) -> ast.expr:
@@ -433,7 +437,13 @@ def watch_unittest(ledger: Ledger, same: Callable[[Any, Any], bool]) -> None:
             if name == "startTest":
                 began[test] = ledger.used()
             elif name == "addSkip":
-                _skipped(test)
+                method = getattr(test, getattr(test, "_testMethodName", ""), None)
+                if any(getattr(one, "__unittest_skip__", False) for one in (type(test), method)):
+                    ledger.leave_out(method)
+                elif test not in began:
+                    raise Unsupported("a class is skipped by its own code")
+                else:
+                    ledger.skipped_inside(began[test])
             elif name == "addUnexpectedSuccess":
                 ledger.failed = ledger.failed or AssertionError("an expected failure did not come")
             elif given[-1] is not None:  # of a subtest that held
@@ -442,15 +452,6 @@ def watch_unittest(ledger: Ledger, same: Callable[[Any, Any], bool]) -> None:
                 self.stop()
 
         setattr(result, name, report)
-
-    def _skipped(test: Any) -> None:
-        method = getattr(test, getattr(test, "_testMethodName", ""), None)
-        if any(getattr(one, "__unittest_skip__", False) for one in (type(test), method)):
-            ledger.leave_out(method)
-        elif test not in began:
-            raise Unsupported("a class is skipped by its own code")
-        else:
-            ledger.skipped_inside(began[test])
 
     def conditional(decorate: Callable[[Any, str], Any], skips: Callable[[Any], bool]) -> Callable[[Any, str], Any]:
         def call(condition: Any, reason: str) -> Any:
@@ -491,7 +492,29 @@ class TestNamespace(dict[str, Any]):
         self._wanted: frozenset[str] = frozenset()
         self.ledger = Ledger(lambda: client.called, lambda: client.missed)
         self["__name__"] = "__main__"
-        self["__builtins__"] = {**common, **vars(builtins), **_replacements(client), **self.ledger.names()}
+
+        def class_of(value: Any) -> Any:
+            if not isinstance(value, ProgramObject):
+                return type(value)
+            found = client.operate("type", value)
+            # a program may claim that its object is an int
+            return found if isinstance(found, ProgramObject) else ProgramObject
+
+        def identity(value: Any) -> int:
+            if isinstance(value, (ProgramObject, *MUTABLE)):
+                raise Unsupported("id() of a value that may have crossed as a copy")
+            return id(value)
+
+        self["__builtins__"] = {
+            **common,
+            **vars(builtins),
+            # what a border between two processes would change
+            "id": identity,
+            _CLASS: class_of,
+            _SAME: functools.partial(same_object, client),
+            _ASSIGN: client.assign,
+            **self.ledger.names(),
+        }
 
     def __missing__(self, name: str) -> Any:
         # built-ins are found behind the globals anyway; names such as __file__ are the program's only if wanted
@@ -603,29 +626,6 @@ def _own_fault(error: BaseException, client: Client) -> bool:
 
 
 # --- what a border between two processes would change ---
-
-
-def _replacements(client: Client) -> dict[str, Any]:
-    """Built-in functions and operators of test code that a border between two processes would change."""
-
-    def class_of(value: Any) -> Any:
-        if not isinstance(value, ProgramObject):
-            return type(value)
-        found = client.operate("type", value)
-        # a program may claim that its object is an int
-        return found if isinstance(found, ProgramObject) else ProgramObject
-
-    def identity(value: Any) -> int:
-        if isinstance(value, (ProgramObject, *MUTABLE)):
-            raise Unsupported("id() of a value that may have crossed as a copy")
-        return id(value)
-
-    return {
-        "id": identity,
-        _CLASS: class_of,
-        _SAME: functools.partial(same_object, client),
-        _ASSIGN: client.assign,
-    }
 
 
 def _mirror(client: Client) -> None:

@@ -437,7 +437,15 @@ def _squeezed(name: str) -> str:
 def _relations(reference: Shape, answer: Shape) -> bool | None:
     left, right = _equation(reference), _equation(answer)
     if left is not None and right is not None:
-        return _same_relation(reference, left, answer, right)
+        ratio = constant_ratio(left.left - left.right, right.left - right.right)
+        if ratio:
+            return True  # x = y/2 is 2x - y = 0
+        for one, equation in ((reference, right), (answer, left)):
+            if isinstance(one, Named) and isinstance(one.value, Quantity) and one.symbol is not None:
+                names = equation.left.symbols | equation.right.symbols
+                if names - one.value.expr.symbols == one.symbol.symbols and solves(equation, one.value.expr):
+                    return True
+        return None if ratio is None else False
     if isinstance(reference, Order) and isinstance(answer, Order):
         return same_order(reference, answer)
     if isinstance(answer, Equation) and not isinstance(reference, Equation | Order | Named):
@@ -450,19 +458,6 @@ def _relations(reference: Shape, answer: Shape) -> bool | None:
     if isinstance(reference, Equation) and (roots := solutions(reference)) is not None:
         return same(roots, answer)  # x^2 = 9 as a reference means both its solutions
     return None if isinstance(reference, Order) or isinstance(answer, Order) else False
-
-
-def _same_relation(reference: Shape, left: Equation, answer: Shape, right: Equation) -> bool | None:
-    """Compare two equations up to a factor; one may be solved for a name of the other."""
-    ratio = constant_ratio(left.left - left.right, right.left - right.right)
-    if ratio:
-        return True  # x = y/2 is 2x - y = 0
-    for one, equation in ((reference, right), (answer, left)):
-        if isinstance(one, Named) and isinstance(one.value, Quantity) and one.symbol is not None:
-            names = equation.left.symbols | equation.right.symbols
-            if names - one.value.expr.symbols == one.symbol.symbols and solves(equation, one.value.expr):
-                return True
-    return None if ratio is None else False
 
 
 def _equation(answer: Shape) -> Equation | None:
@@ -604,24 +599,21 @@ def _groups(reference: Shape, answer: Shape) -> bool | None:
             return value.holds("fn", "floor") and same_value(function("floor", whole), value) is True  # Gauss's [n/2]
     matrix, other = (reference, answer) if isinstance(reference, Matrix) else (answer, reference)
     if isinstance(matrix, Matrix) and isinstance(other, Brackets):
-        return _as_matrix(matrix, other)
+        listed = [
+            item.items for item in other.items if isinstance(item, Brackets) and item.opening == other.opening == "["
+        ]
+        if len(listed) == len(other.items) and len(set(map(len, listed))) == 1:
+            return _groups(matrix, Matrix(tuple(listed)))
+        square = other.opening == other.closing == "[" and len(other.items) > 2
+        if not square and not {other.opening, other.closing} <= {"(", "<"}:
+            return None
+        vector = matrix.rows[0] if len(matrix.rows) == 1 else tuple(row[0] for row in matrix.rows)
+        return in_order(vector, other.items) if 1 in (len(matrix.rows), len(matrix.rows[0])) else False
     return False if isinstance(reference, Quantity | Text) or isinstance(answer, Quantity | Text) else None
 
 
 def _only_member(answer: Shape) -> Shape | None:
     return answer.items[0] if isinstance(answer, Brackets) and _is_set(answer) and len(answer.items) == 1 else None
-
-
-def _as_matrix(matrix: Matrix, group: Brackets) -> bool | None:
-    """Compare a matrix with a list of lists, or a row or column with a vector."""
-    listed = [item.items for item in group.items if isinstance(item, Brackets) and item.opening == group.opening == "["]
-    if len(listed) == len(group.items) and len(set(map(len, listed))) == 1:
-        return _groups(matrix, Matrix(tuple(listed)))
-    square = group.opening == group.closing == "[" and len(group.items) > 2
-    if not square and not {group.opening, group.closing} <= {"(", "<"}:
-        return None
-    vector = matrix.rows[0] if len(matrix.rows) == 1 else tuple(row[0] for row in matrix.rows)
-    return in_order(vector, group.items) if 1 in (len(matrix.rows), len(matrix.rows[0])) else False
 
 
 def _brackets_aside(reference: Brackets, answer: Brackets) -> bool | None:

@@ -155,7 +155,20 @@ def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
     """Return where a formula passes zero in one letter, or places close to an irrational zero."""
     form = _polynomial(tree, name, others)
     if form is None:
-        found = _changes(tree, name, others)
+        values = [(place, _at(tree, {**others, name: place})) for place in (_GRID if _small(tree) else _WIDE_GRID)]
+        signs = [(place, value > 0) for place, value in values if value is not None and (value > 0 or value < 0)]
+        changes = [(low, high, before) for (low, before), (high, after) in pairwise(signs) if before != after]
+        found: list[fmpq] = []
+        for low, high, before in sorted(changes, key=lambda change: abs(change[0]))[:_MOST_SWITCHES]:
+            for _ in range(_HALVINGS):
+                middle = (low + high) / 2
+                value = _at(tree, {**others, name: middle})
+                # a pole or the zero itself
+                if value is None or value == 0:
+                    low = high = middle
+                    break
+                low, high = (middle, high) if (value > 0) == before else (low, middle)
+            found.append(_simple((low + high) / 2))
     elif form.degree() > 1:
         ctx.prec = _BITS  # global in FLINT: the last evaluation may have left it high
         roots: list[tuple[acb, int]] = form.complex_roots()  # pyright: ignore[reportAssignmentType]
@@ -208,25 +221,6 @@ def _simple(place: fmpq) -> fmpq:
     return rounded if abs(rounded - place) < fmpq(1, 10**9) else place
 
 
-def _changes(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
-    """Return where the sign changes, from the grid and by bisection."""
-    values = [(place, _at(tree, {**others, name: place})) for place in (_GRID if _small(tree) else _WIDE_GRID)]
-    signs = [(place, value > 0) for place, value in values if value is not None and (value > 0 or value < 0)]
-    changes = [(low, high, before) for (low, before), (high, after) in pairwise(signs) if before != after]
-    found: list[fmpq] = []
-    for low, high, before in sorted(changes, key=lambda change: abs(change[0]))[:_MOST_SWITCHES]:
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            value = _at(tree, {**others, name: middle})
-            # a pole or the zero itself
-            if value is None or value == 0:
-                low = high = middle
-                break
-            low, high = (middle, high) if (value > 0) == before else (low, middle)
-        found.append(_simple((low + high) / 2))
-    return found
-
-
 _FIRST_BITS = 96
 _SURE_BITS = 384
 _AGREE = 64
@@ -257,7 +251,11 @@ def same_value(reference: Expr, answer: Expr) -> bool | None:
         return None
     functions = bool(reference.symbols | answer.symbols)
     if reference.holds("set") or answer.holds("set"):
-        return _same_members(reference, answer)
+        # by membership: for every way to be in some sets and not in others
+        names = sorted(reference.symbols | answer.symbols)
+        ways = [dict(zip(names, way, strict=True)) for way in product((False, True), repeat=len(names))]
+        sides = [[_has(tree, way) for way in ways] for tree in (reference, answer)]
+        return None if None in (*sides[0], *sides[1]) else sides[0] == sides[1]
     # a bare log is natural or decimal, the same on both sides
     for base in (0, 10) if reference.holds("fn", "log") or answer.holds("fn", "log") else (0,):
         verdict = _same_function(reference, answer, base) if functions else None
@@ -275,14 +273,6 @@ def _infinity(tree: Expr) -> int | None:
         inner = _infinity(tree.args[0])
         return None if inner is None else -inner
     return None
-
-
-def _same_members(reference: Expr, answer: Expr) -> bool | None:
-    """Compare two expressions of named sets by membership: for every way to be in some sets and not in others."""
-    names = sorted(reference.symbols | answer.symbols)
-    ways = [dict(zip(names, way, strict=True)) for way in product((False, True), repeat=len(names))]
-    sides = [[_has(tree, way) for way in ways] for tree in (reference, answer)]
-    return None if None in (*sides[0], *sides[1]) else sides[0] == sides[1]
 
 
 def _has(tree: Expr, way: dict[str, bool]) -> bool | None:
@@ -516,14 +506,6 @@ def has_steps(tree: Expr) -> bool:
 
 def proven(reference: Expr, answer: Expr, *, counted: bool) -> bool:
     """Return whether two formulas are proven equal, for whole numbers if ``counted``, else for real ones."""
-    return _same_atoms(reference, answer) or _same_pieces(reference, answer, counted=counted)
-
-
-def _is_step(tree: Expr) -> bool:
-    return tree.op == "fn" and tree.name in _STEPS and bool(tree.symbols)
-
-
-def _same_atoms(reference: Expr, answer: Expr) -> bool:
     known: list[tuple[Expr, Expr]] = []
 
     def lettered(tree: Expr) -> Expr:
@@ -538,7 +520,13 @@ def _same_atoms(reference: Expr, answer: Expr) -> bool:
         return known[-1][1]
 
     left, right = lettered(reference), lettered(answer)
-    return len(known) <= _MOST_ATOMS and same_value(left, right) is True
+    if len(known) <= _MOST_ATOMS and same_value(left, right) is True:
+        return True
+    return _same_pieces(reference, answer, counted=counted)
+
+
+def _is_step(tree: Expr) -> bool:
+    return tree.op == "fn" and tree.name in _STEPS and bool(tree.symbols)
 
 
 def _same_pieces(reference: Expr, answer: Expr, *, counted: bool) -> bool:
@@ -634,31 +622,27 @@ def _whole(atoms: list[Expr], name: str, degree: int) -> Iterator[Fraction]:
         if atom.op == "pow":
             period = math.lcm(period, 2)
         elif atom.name in _DIVISORS:
-            period = math.lcm(period, _divisor(atom, name))
+            # a multiple of every common divisor of two linear formulas, by Euclid's algorithm
+            lines = [_line(part, name) for part in atom.args]
+            if any(number.denominator != 1 for line in lines for number in line) or len(lines) != 2:
+                raise UnclearError
+            (a, b), (c, d) = lines
+            if atom.name == "lcm" and a and c:
+                raise UnclearError
+            while a and c:
+                if abs(a) < abs(c):
+                    (a, b), (c, d) = (c, d), (a, b)
+                times = a // c
+                a, b = a - times * c, b - times * d
+            constant = b if not a else d
+            if not constant:
+                raise UnclearError
+            period = math.lcm(period, abs(int(constant)))
         else:
             period = math.lcm(period, _inner(atom, name)[0].denominator)
         if period * (degree + 1) > _MOST_POINTS:
             raise UnclearError
     return map(Fraction, range(1, period * (degree + 1) + 1))
-
-
-def _divisor(atom: Expr, name: str) -> int:
-    """Return a multiple of every common divisor of two linear formulas, by Euclid's algorithm."""
-    lines = [_line(part, name) for part in atom.args]
-    if any(number.denominator != 1 for line in lines for number in line) or len(lines) != 2:
-        raise UnclearError
-    (a, b), (c, d) = lines
-    if atom.name == "lcm" and a and c:
-        raise UnclearError
-    while a and c:
-        if abs(a) < abs(c):
-            (a, b), (c, d) = (c, d), (a, b)
-        times = a // c
-        a, b = a - times * c, b - times * d
-    constant = b if not a else d
-    if not constant:
-        raise UnclearError
-    return abs(int(constant))
 
 
 def _real(atoms: list[Expr], name: str, degree: int) -> Iterator[Fraction]:

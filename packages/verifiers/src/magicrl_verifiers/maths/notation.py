@@ -492,12 +492,7 @@ def lex(text: str) -> list[Token] | None:
         spaced = False
         if len(found) > MAX_TOKENS:
             return None
-    _join_numbers(found)
-    return found
-
-
-def _join_numbers(found: list[Token]) -> None:
-    """Turn the "and" inside a number, as in ``one and a half``, from a separator into a word."""
+    # the "and" inside a number, as in ``one and a half``, is a word and no separator
     for at, token in enumerate(found):
         if (token.kind, token.text) != ("sep", "and") or not at or found[at - 1].kind != "word":
             continue
@@ -511,6 +506,7 @@ def _join_numbers(found: list[Token]) -> None:
                 for place in range(at, at + end + 1):
                     found[place] = Token("word", found[place].text, True, roman=True)
                 break
+    return found
 
 
 _SIMPLE: dict[str, tuple[Kind, str]] = {

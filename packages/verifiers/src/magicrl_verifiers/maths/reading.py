@@ -136,7 +136,11 @@ def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth
     if first.kind == "env" and (first.text.split()[-1] in _SYSTEMS or _lined_up(inside)):
         return _piecewise(inside, reader, depth) or _system(inside, reader, depth)
     if first.kind == "env":
-        return _matrix(first.text.split()[-1], inside, reader, depth)
+        if first.text.split()[-1] not in _MATRICES or depths(inside) is None:
+            return None
+        rows = [complete(reader.item(cell, depth + 1) for cell in row) for row in _rows(inside)]
+        known = complete(rows)
+        return Matrix(tuple(map(tuple, known))) if known and len(set(map(len, known))) == 1 else None
     opening, closing = first.text, tokens[-1].text
     if not inside:
         return Brackets(opening, closing, ()) if opening == "{" else None
@@ -262,14 +266,6 @@ def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Shape | Non
     return reader.answer(joined[:-1], depth + 1)
 
 
-def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> Shape | None:
-    if name not in _MATRICES or depths(inside) is None:
-        return None
-    rows = [complete(reader.item(cell, depth + 1) for cell in row) for row in _rows(inside)]
-    known = complete(rows)
-    return Matrix(tuple(map(tuple, known))) if known and len(set(map(len, known))) == 1 else None
-
-
 def _grouped(opening: str, closing: str, items: Sequence[Shape | None]) -> Shape | None:
     """Build a group; a tuple with plus-minus signs becomes several tuples."""
     known = complete(items)
@@ -340,31 +336,6 @@ _SPELLINGS = {"centre": "center", "centred": "centered", "colour": "color", "met
 _MOST_PARTS = 40
 
 
-def _sentence(tokens: Sequence[Token], trusted: bool) -> Sentence | None:
-    """Return the words and formulas of a text that has both; None if a formula in it cannot be read."""
-
-    def kind(placed: tuple[Token, int]) -> str:
-        token, level = placed
-        # a lone letter between words is an article or a name, and reads as a formula too
-        word = token.kind == "word" and (token.roman or len(token.text) > 1)
-        return token.kind if not level and (word or token.kind == "sep") else "formula"
-
-    parts: list[str | Shape] = []
-    for what, run in groupby(zip(tokens, depths(tokens) or (), strict=False), key=kind):
-        piece = [token for token, _ in run]
-        if what == "word":
-            low = [token.text.casefold().strip(".,") for token in piece]
-            parts += [word for one in low if (word := singular(_SPELLINGS.get(one, one))) not in _UNSAID]
-        elif what == "sep":
-            parts += [token.text for token in piece if token.text not in ",;"]
-        elif (formula := _shape_of(piece, trusted)) is not None:
-            parts.append(formula)
-        else:
-            return None
-    words = sum(isinstance(part, str) for part in parts)
-    return Sentence(tuple(parts)) if 0 < words < len(parts) <= _MOST_PARTS else None
-
-
 _MAX_DEPTH = 12
 _ABOUT = frozenset(("both", "either", "approximately", "about", "around", "approx", "roughly", "exactly", "~", "="))
 _EXCEPT = (["except"], ["except", "for"], ["excluding"], ["but"], ["other", "than"], ["without"])
@@ -376,7 +347,27 @@ def read(text: str, trusted: bool) -> Shape | None:
     tokens = in_symbols(lex(text) or ())
     found = _shape_of(tokens, trusted)
     if found is None and any(token.kind == "word" for token in tokens):
-        return _sentence(tokens, trusted)
+
+        def kind(placed: tuple[Token, int]) -> str:
+            token, level = placed
+            # a lone letter between words is an article or a name, and reads as a formula too
+            word = token.kind == "word" and (token.roman or len(token.text) > 1)
+            return token.kind if not level and (word or token.kind == "sep") else "formula"
+
+        parts: list[str | Shape] = []
+        for what, run in groupby(zip(tokens, depths(tokens) or (), strict=False), key=kind):
+            piece = [token for token, _ in run]
+            if what == "word":
+                low = [token.text.casefold().strip(".,") for token in piece]
+                parts += [word for one in low if (word := singular(_SPELLINGS.get(one, one))) not in _UNSAID]
+            elif what == "sep":
+                parts += [token.text for token in piece if token.text not in ",;"]
+            elif (formula := _shape_of(piece, trusted)) is not None:
+                parts.append(formula)
+            else:
+                return None
+        words = sum(isinstance(part, str) for part in parts)
+        return Sentence(tuple(parts)) if 0 < words < len(parts) <= _MOST_PARTS else None
     return found
 
 

@@ -80,7 +80,13 @@ class Enclosure:
         if tree.op == "sym":
             return point[tree.name]
         if tree.op == "const":
-            return self._constant(tree.name)
+            if tree.name == "pi":
+                return arb.pi()
+            if tree.name == "e":
+                return arb.const_e()
+            if tree.name == "i" and not self._real:
+                return acb(0, 1)
+            raise (UndefinedError if tree.name == "i" else UnclearError)
         if tree.op == "series":
             return self._series(tree, point)
         if tree.op == "cases":
@@ -137,15 +143,6 @@ class Enclosure:
             mantissa, exponent = size.mid().man_exp()
             self.spread += abs(mantissa.bit_length() + int(exponent))
         return result
-
-    def _constant(self, name: str) -> Value:
-        if name == "pi":
-            return arb.pi()
-        if name == "e":
-            return arb.const_e()
-        if name == "i" and not self._real:
-            return acb(0, 1)
-        raise (UndefinedError if name == "i" else UnclearError)
 
     def _series(self, tree: Expr, point: Point) -> Value:
         """Return a sum or product over the whole numbers between two bounds; it may be empty, not reversed."""
