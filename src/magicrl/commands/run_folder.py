@@ -104,24 +104,25 @@ class Run:
         order = {"before": 0, "after": 2}
         return evaluation_rows(sorted(self.recorded.evaluations, key=lambda found: order.get(found.name, 1)))
 
-    def rollouts(self, steps: Collection[int] | None = None, *, tokens: bool = False) -> pd.DataFrame:
+    def rollouts(self, steps: int | Collection[int] | None = None, *, tokens: bool = False) -> pd.DataFrame:
         """Return one row per recorded response: step, draw, sample, problem_id, text, reward, outcome, ...
 
         Args:
-            steps: Steps to read; default: all recorded ones.
+            steps: Step or steps to read; default: all recorded ones.
             tokens: Include token ids, log-probs and entropies, one array per response.
         """
         import pandas as pd
         import pyarrow.parquet as pq
 
         files = {int(p.stem.rpartition("-")[2]): p for p in sorted((self.path / "rollouts").glob("step-*.parquet"))}
-        missing = sorted(set(steps or ()) - files.keys())
+        chosen = set(files if steps is None else (steps,) if isinstance(steps, int) else steps)
+        missing = [step for step in chosen if step not in files]
         if missing:
             present = f"steps {min(files)} to {max(files)}" if files else "none (logging.rollouts_every = 0?)"
-            raise ValueError(f"{self.path / 'rollouts'} has no step {missing[0]}; it has {present}")
+            raise ValueError(f"{self.path / 'rollouts'} has no step {missing[0]!r}; it has {present}")
         frames: list[pd.DataFrame] = []
         for step, path in files.items():
-            if steps is None or step in steps:
+            if step in chosen:
                 columns = [name for name in pq.read_schema(path).names if tokens or name not in _LONG]
                 frames.append(pd.read_parquet(path, columns=columns))
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

@@ -90,6 +90,9 @@ def test_a_run_as_data_frames_and_in_a_notebook(toy_recipe: Path, tmp_path: Path
         run.figures("losses")
     with pytest.raises(ValueError, match="has no step 9; it has steps 1 to 3"):
         run.rollouts([9])
+    with pytest.raises(ValueError, match="has no step '1'; it has steps 1 to 3"):
+        run.rollouts("1")  # pyright: ignore[reportArgumentType]
+    assert set(run.rollouts(2).step) == {2}
     again = magicrl.train(run.path / "config.toml", output=tmp_path / "again", progress=False)
     assert run.config["run"]["name"] == "toy"
     assert figures(again.path) == figures(run.path)

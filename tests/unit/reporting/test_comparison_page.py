@@ -85,6 +85,16 @@ def test_runs_of_unlike_length_and_status_are_told(tmp_path: Path) -> None:
     assert data["#x"][tail["x"]["wall"]][-1] == pytest.approx(40 * 3.5 / 60, rel=1e-5), "its own times"
 
 
+def test_test_sets_of_two_sizes_are_told(tmp_path: Path) -> None:
+    folders = [write_variant(tmp_path / "a", 0), write_variant(tmp_path / "b", 0, loss="ppo")]
+    assert "intervals over the 4 problems;" in written(folders, tmp_path)
+    path = folders[1] / "evaluations" / "after.json"
+    document = json.loads(path.read_text())
+    document["temperatures"]["1.0"] |= {"per_problem": [0.5, 1.0, 1.0], "problems": 3}
+    path.write_text(json.dumps(document))
+    assert "intervals over the 3 to 4 problems;" in written(folders, tmp_path)
+
+
 def test_runs_without_any_metric_or_configuration_still_make_a_page(tmp_path: Path) -> None:
     folders = [tmp_path / "x", tmp_path / "y"]
     for folder in folders:

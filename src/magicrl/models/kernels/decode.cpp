@@ -3,6 +3,7 @@
 // that exact mode has equal bits in both.
 
 #include "decode_tiles.h"
+#include "parts.h"
 
 namespace {
 

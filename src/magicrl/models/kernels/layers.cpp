@@ -1,6 +1,6 @@
 // The parts of a decoder layer between its matrix products, each rounded once.
 
-#include "vectors.h"
+#include "parts.h"
 
 namespace {
 

@@ -4,6 +4,7 @@
 // other rows.
 
 #include "tiles.h"
+#include "parts.h"
 
 namespace {
 
