@@ -33,7 +33,7 @@ def pipeline(write_rows: Callable[..., Path], tiny_models: tuple[Path, Path]) ->
     rows = [{"problem": f"what is {i % 3} + {i % 4} ?", "answer": references[i % 4], "id": f"p{i}"} for i in range(12)]
     columns = {"id": "id"}
     step = {"use": "difficulty", "sampler": {"model": str(tiny_models[0]), "threads": 1}, "label": "tiny"}
-    step |= {"samples": 8, "max_tokens": 6, "time_limit": 20}
+    step |= {"samples": 8, "max_tokens": 16, "time_limit": 20}
     source = {"path": str(write_rows("sums.jsonl", rows)), "fields": columns, "template": "{prompt}"}
     return {"sources": [source], "steps": [step]}
 
@@ -158,11 +158,11 @@ def test_early_stopping_makes_fewer_samples_and_says_how_many(pipeline: dict[str
 def test_a_prompt_that_leaves_no_room_is_dropped_or_an_error(
     pipeline: dict[str, Any], run: Any, write_rows: Callable[..., Path]
 ) -> None:
-    # the model takes 96 tokens, of which 6 are for the response
-    words = {"fits": "what is 1 + 1 ? " * 15, "over": "what is 1 + 1 ? " * 15 + "?", "long": "what is 1 + 1 ? " * 30}
+    # the model takes 96 tokens, of which 16 are for the response
+    fits = "what is 1 + 1 ? " * 13 + "? ?"
+    words = {"fits": fits, "over": fits + " ?", "long": "what is 1 + 1 ? " * 30}
     rows = [{"problem": text, "answer": "2", "id": name} for name, text in words.items()]
     long = {"path": str(write_rows("long.jsonl", rows)), "fields": {"id": "id"}, "template": "{prompt}"}
-    pipeline["steps"][0] |= {"samples": 2}
     run({**pipeline, "sources": [*pipeline["sources"], long]})
     unfit = [name for name, why in run.reasons("01-difficulty").items() if why == "prompt unfit for the model"]
     assert unfit == ["long/over", "long/long"]
@@ -282,7 +282,7 @@ def test_the_code_of_a_custom_engine_is_part_of_the_identity(tmp_path: Path, tin
 def test_a_second_model_is_measured_under_its_own_reasoning_and_keeps_the_first_ones_failures(
     pipeline: dict[str, Any], run: Any
 ) -> None:
-    first = {**pipeline["steps"][0], "samples": 2, "keep": "all"}
+    first = {**pipeline["steps"][0], "keep": "all"}
     run({**pipeline, "steps": [first, {**first, "label": "strict", "reasoning": "required"}]})
     kept = run.kept("02-difficulty")
     assert len(kept) == 12
