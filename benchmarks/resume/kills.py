@@ -189,13 +189,13 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
 
         checkpoint.shutil.rmtree = half_removed
     elif fate == "test written, not told":
-        tell = session.Session._tell_result
+        tell = session.Session._report_evaluation
 
         def untold(self: Any, name: str, document: Any) -> None:
             watcher.meet()
             tell(self, name, document)
 
-        session.Session._tell_result = untold
+        session.Session._report_evaluation = untold
 
 
 class Life:
