@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 import torch
 from cpu_marks import served
+from random_models import made
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from transformers import LlamaConfig, Qwen2Config, Qwen3Config
 
 from magicrl.models import cpu_kernels
 from magicrl.models.decoding import FusedDecoder, fused_decoder
 from magicrl.models.exact import use_exact
 from magicrl.models.exact_cache import AHEAD, ExactDecodeAttention, exact_lengths
 from magicrl.models.kv_cache import DecodeAttention, SlotCache, probe_cache_shape
-from magicrl.models.packing import ATTENTION_NAME, register_attention
 
 SIZES = builders.SIZES | {"hidden_size": 64, "head_dim": 32, "intermediate_size": 96, "vocab_size": 64}
 CONFIGS: dict[str, Any] = {
@@ -28,17 +28,6 @@ CONFIGS: dict[str, Any] = {
     "qwen3": Qwen3Config(**SIZES),
 }
 OWNERS, PROMPTS, HELD = np.array([0, 1, 0, 1, 1]), np.array([70, 33, 70, 33, 33]), np.array([40, 12, 3, 0, 0])
-
-
-def made(config: Any, dtype: torch.dtype) -> Any:
-    """Return a random model whose biases and norms are not zeros and ones."""
-    register_attention()
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=ATTENTION_NAME)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.uniform_(-0.3, 1.5)
-    return model.to(dtype).eval()
 
 
 @torch.inference_mode()

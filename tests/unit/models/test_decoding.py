@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from typing import Any
 from unittest.mock import Mock
 
@@ -10,9 +9,9 @@ import builders
 import pytest
 import torch
 from cpu_marks import served
+from random_models import made
 from torch import Tensor
 from transformers import (
-    AutoModelForCausalLM,
     Gemma2Config,
     GemmaConfig,
     LlamaConfig,
@@ -26,7 +25,7 @@ from magicrl.models import cpu_kernels, decoding
 from magicrl.models.decoding import fused_decoder
 from magicrl.models.exact import ExactLinear, use_exact
 from magicrl.models.head import Float32Head
-from magicrl.models.packing import ATTENTION_NAME, PackedContext, register_attention
+from magicrl.models.packing import PackedContext
 
 SIZES = builders.SIZES | {"max_position_embeddings": 4096}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
@@ -40,17 +39,6 @@ CONFIGS: dict[str, Any] = {
 }
 LENGTHS = (5, 9, 1, 40)
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-5}  # transformers computes some steps in float32 in any case
-
-
-def made(config: Any, dtype: torch.dtype) -> Any:
-    """Return a random model whose biases and norms are not zeros and ones."""
-    register_attention()
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=ATTENTION_NAME)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.uniform_(-0.3, 1.5)
-    return model.to(dtype).eval()
 
 
 def inputs() -> tuple[Tensor, Tensor]:
