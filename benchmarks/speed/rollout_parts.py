@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from unittest.mock import patch
@@ -70,11 +70,9 @@ def tallied() -> Generator[Tally]:
         tally.sampling_s += time.process_time() - start
         return found
 
-    with ExitStack() as patches:
-        # One call for all layers would not show attention's part.
-        patches.enter_context(patch.object(FusedDecoder, "_kernel_for", lambda *given: None))
-        patches.enter_context(patch.object(in_process, "DecodeAttention", Counted))
-        patches.enter_context(patch.object(in_process, "sample_tokens", sampled))
+    # One call for all layers would not show attention's part.
+    one_by_one = patch.object(FusedDecoder, "_kernel_for", lambda *given: None)
+    with one_by_one, patch.multiple(in_process, DecodeAttention=Counted, sample_tokens=sampled):
         yield tally
 
 
