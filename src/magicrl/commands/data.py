@@ -21,6 +21,7 @@ from magicrl.reporting.wording import visible
 from magicrl_verifiers.progress import ProgressLines
 
 if TYPE_CHECKING:
+    from magicrl.pipeline.frame import Watcher
     from magicrl.pipeline.pipeline_schema import PipelineConfig
     from magicrl.pipeline.stats import StepCounts
 
@@ -287,21 +288,7 @@ def _run(config: PipelineConfig, path: Path, output: Path, overrides: Sequence[s
     if config.expected_minutes is not None:
         console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, less if a part is done already")
     with placed_errors(path, overrides):
-        from magicrl.pipeline.frame import Watcher
-
-        told = ProgressLines(console)
-
-        class Lines(Watcher):
-            def step(self, name: str, parts: int, missing: int) -> None:
-                console.print(f"{name}: {missing} of {parts} parts to do" if missing else f"{name}: unchanged")
-
-            def progress(self, name: str, done: int, total: int, unit: str) -> None:
-                told(name, done, total, unit)
-
-            def note(self, text: str) -> None:
-                console.print(f"  {visible(text)}", markup=False, soft_wrap=True)
-
-        run_pipeline(config, output=output, watcher=Lines())
+        run_pipeline(config, output=output, watcher=_watcher(console))
     _show_counts(counts_of(output), console)
     if any(step.use == "mix" for step in config.steps):
         mixture = output.resolve() / "mixture"
@@ -318,6 +305,25 @@ def _step_number(config: PipelineConfig, until: str) -> int:
     if until in names:
         return names.index(until) + 1
     raise RecipeError(f"--until {until}: no such step; known: {', '.join(names)}")
+
+
+def _watcher(console: Console) -> Watcher:
+    """A line a step, and lines with the time left while it runs."""
+    from magicrl.pipeline.frame import Watcher
+
+    told = ProgressLines(console)
+
+    class Lines(Watcher):
+        def step(self, name: str, parts: int, missing: int) -> None:
+            console.print(f"{name}: {missing} of {parts} parts to do" if missing else f"{name}: unchanged")
+
+        def progress(self, name: str, done: int, total: int, unit: str) -> None:
+            told(name, done, total, unit)
+
+        def note(self, text: str) -> None:
+            console.print(f"  {visible(text)}", markup=False, soft_wrap=True)
+
+    return Lines()
 
 
 def _show_counts(counts: Sequence[StepCounts], console: Console) -> None:

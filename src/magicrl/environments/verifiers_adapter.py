@@ -117,19 +117,7 @@ class Stage:
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        # with `TurnHarness` in the only seat without a model
-        raw = dict(config)
-        found = _loaders.resolve_env_config(dict(raw))
-        free = [name for name, seat in _agents.agent_config_fields(found).items() if seat.model is None]
-        if len(free) != 1:
-            raise ValueError(
-                f"the environment of {found.taskset.id!r} has {len(free)} seats without a model ({', '.join(free)}); "
-                "one is trained: give the others `model` and `client` in `config`"
-            )
-        seat: dict[str, Any] = dict(raw.get(free[0]) or {})
-        # the package's default runtime is a hosted one; tasks that need a container name one
-        raw[free[0]] = {"runtime": {"type": "subprocess"}, **seat, "harness": {"id": _HARNESS}}
-        self.env = _loaders.load_environment(_loaders.resolve_env_config(raw))
+        self.env = _loaders.load_environment(_resolved(config))
         self._episodes: dict[str, StageEpisode] = {}
         self._numbers = count()
         self._stack = AsyncExitStack()
@@ -168,16 +156,7 @@ class Stage:
     async def _play(self, task: Any, episode: StageEpisode) -> None:
         try:
             played = await self.env.run_episode(task, vf.ModelContext(model=episode.name, client=self.client))
-            errors = [*played.errors, *(error for trace in played.traces if not trace.ok for error in trace.errors)]
-            if not played.ok or errors:
-                last = errors[-1] if errors else None
-                raise RuntimeError(f"{last.type}: {last.message}" if last else "it ended without an error")
-            (trace,) = [trace for trace in played.traces if trace.agent.config.model == episode.name]
-            rewards = {key: reward.value for key, reward in trace.rewards.items() if reward is not None}
-            if not rewards or len(rewards) < len(trace.rewards):
-                raise RuntimeError(f"the task gave no reward ({sorted(trace.rewards) or 'it has no @vf.reward'})")
-            metrics = {key: float(value) for key, value in trace.metrics.items() if value is not None}
-            episode.events.put(Step(reward=float(trace.reward), done=True, metrics={**metrics, **rewards}))
+            episode.events.put(_finished(played, episode.name))
         except Exception as error:  # noqa: BLE001 - another package's code; the caller raises it again
             episode.events.put(error)
         finally:
@@ -229,21 +208,7 @@ class StageEpisode:
         """Give the model's turn to the waiting call."""
         reply = self._reply
         assert reply is not None, "no call waits for a turn"
-        reasoning, content, called = read_turn(text)
-        calls = [
-            {
-                "id": f"call_{self._turns}_{index}",  # depends only on its place
-                "type": "function",
-                "function": {"name": name, "arguments": json.dumps(arguments)},
-            }
-            for index, (name, arguments) in enumerate(called)
-        ]
-        message = {
-            "role": "assistant",
-            "content": content,
-            **({"reasoning_content": reasoning} if reasoning else {}),
-            **({"tool_calls": calls} if calls else {}),
-        }
+        message = _message(text, self._turns)
         self._turns += 1
         adapter_loop().call_soon_threadsafe(reply.set_result, message)
 
@@ -292,6 +257,55 @@ def stage(config: str) -> Stage:
     return Stage(json.loads(config))
 
 
+def _resolved(config: Mapping[str, Any]) -> Any:
+    """Return the package's configuration, with `TurnHarness` in the only seat without a model."""
+    raw = dict(config)
+    found = _loaders.resolve_env_config(dict(raw))
+    free = [name for name, seat in _agents.agent_config_fields(found).items() if seat.model is None]
+    if len(free) != 1:
+        raise ValueError(
+            f"the environment of {found.taskset.id!r} has {len(free)} seats without a model ({', '.join(free)}); "
+            "one is trained: give the others `model` and `client` in `config`"
+        )
+    seat: dict[str, Any] = dict(raw.get(free[0]) or {})
+    # the package's default runtime is a hosted one; tasks that need a container name one
+    raw[free[0]] = {"runtime": {"type": "subprocess"}, **seat, "harness": {"id": _HARNESS}}
+    return _loaders.resolve_env_config(raw)
+
+
+def _finished(played: Any, name: str) -> Step:
+    """Return the last step of a played episode; ``RuntimeError`` if it failed or has no reward."""
+    errors = [*played.errors, *(error for trace in played.traces if not trace.ok for error in trace.errors)]
+    if not played.ok or errors:
+        last = errors[-1] if errors else None
+        raise RuntimeError(f"{last.type}: {last.message}" if last else "it ended without an error")
+    (trace,) = [trace for trace in played.traces if trace.agent.config.model == name]
+    rewards = {key: reward.value for key, reward in trace.rewards.items() if reward is not None}
+    if not rewards or len(rewards) < len(trace.rewards):
+        raise RuntimeError(f"the task gave no reward ({sorted(trace.rewards) or 'it has no @vf.reward'})")
+    metrics = {key: float(value) for key, value in trace.metrics.items() if value is not None}
+    return Step(reward=float(trace.reward), done=True, metrics={**metrics, **rewards})
+
+
+def _message(text: str, number: int) -> dict[str, Any]:
+    """Return turn ``number`` as the message of an OpenAI-compatible server. Ids depend only on their place."""
+    reasoning, content, called = read_turn(text)
+    calls = [
+        {
+            "id": f"call_{number}_{index}",
+            "type": "function",
+            "function": {"name": name, "arguments": json.dumps(arguments)},
+        }
+        for index, (name, arguments) in enumerate(called)
+    ]
+    return {
+        "role": "assistant",
+        "content": content,
+        **({"reasoning_content": reasoning} if reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
+
+
 def tasks(taskset: str, *, config: str = "{}", limit: int | None = None, **fields: Any) -> Iterator[Problem]:
     """Yield the tasks of a v1 taskset as problems. This is a source for recipes, with these options.
 
@@ -334,14 +348,7 @@ def _read(acting: Stage, taskset: str, limit: int | None, row: Mapping[str, Any]
             opening = None if tools is None else _stated(acting, task)
             # the first task has the tools of all, since they belong to the kind of task
             if opening is None:
-                episode = acting.play(task)
-                try:
-                    first = episode.next(START_SECONDS)  # up to the first call of the model
-                finally:
-                    episode.cancel()
-                if isinstance(first, Step):
-                    raise ValueError("its environment ended without a call of the model")
-                opening, tools = first
+                opening, tools = _opened(acting, task)
             yield _problem(acting, task, opening, {**row, "tools": list(tools or ())})
         except (RuntimeError, TimeoutError, ValueError) as error:
             raise ValueError(f"taskset {taskset!r}, task {task.data.idx}: {error}") from error
@@ -434,6 +441,18 @@ def _stated(acting: Stage, task: Any) -> Sequence[Mapping[str, Any]] | None:
     system = task.data.system_prompt
     before = [{"role": "system", "content": system}] if system else []
     return [*before, {"role": "user", "content": task.data.prompt}]
+
+
+def _opened(acting: Stage, task: Any) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
+    """Play an episode up to its first call, and return the opening messages and the tools."""
+    episode = acting.play(task)
+    try:
+        first = episode.next(START_SECONDS)
+    finally:
+        episode.cancel()
+    if isinstance(first, Step):
+        raise ValueError("its environment ended without a call of the model")
+    return first
 
 
 def _problem(acting: Stage, task: Any, opening: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> Problem:

@@ -445,26 +445,7 @@ class _Head(torch.autograd.Function):
         into = made if total is None else total
         grad_hidden = torch.zeros_like(hidden, dtype=inputs.dtype) if needs_hidden else None
         grad_bias = torch.zeros_like(bias, dtype=inputs.dtype) if needs_bias else None
-        grad_weight = into if needs_weight else None
-        backend = _backend(inputs)
-        for words, spans in pieces(len(inputs.hidden), len(inputs.weight), inputs.options.chunk_tokens):
-            # A narrow gradient is summed over pieces in the precision of the statistics.
-            narrow = grad_weight is not None and len(spans) > 1 and grad_weight.dtype != inputs.dtype
-            part = None if grad_weight is None else grad_weight[words]
-            if narrow and part is not None:
-                part = torch.zeros_like(part, dtype=inputs.dtype)
-            for rows in spans:
-                gradient = backend.gradient(pull, rows, words)
-                if grad_hidden is not None:
-                    _add_product(grad_hidden[rows], gradient, inputs.weight[words])
-                if part is not None:
-                    _add_product(part, gradient.T, inputs.hidden[rows])
-                if grad_bias is not None:
-                    grad_bias[words] += gradient.sum(dim=0, dtype=grad_bias.dtype)
-            if narrow:
-                assert grad_weight is not None
-                assert part is not None
-                grad_weight[words] += part.to(grad_weight.dtype)
+        _accumulate(inputs, pull, grad_hidden, into if needs_weight else None, grad_bias)
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             made,
@@ -492,6 +473,31 @@ def pieces(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, 
             slice(start, min(start + words, vocab)),
             [slice(row, min(row + rows, tokens)) for row in range(0, tokens, rows)],
         )
+
+
+def _accumulate(
+    inputs: HeadInputs, pull: Pull, grad_hidden: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
+) -> None:
+    """Add every piece's contribution to the gradients that are needed."""
+    backend = _backend(inputs)
+    for words, spans in pieces(len(inputs.hidden), len(inputs.weight), inputs.options.chunk_tokens):
+        # A narrow gradient is summed over pieces in the precision of the statistics.
+        narrow = grad_weight is not None and len(spans) > 1 and grad_weight.dtype != inputs.dtype
+        part = None if grad_weight is None else grad_weight[words]
+        if narrow and part is not None:
+            part = torch.zeros_like(part, dtype=inputs.dtype)
+        for rows in spans:
+            gradient = backend.gradient(pull, rows, words)
+            if grad_hidden is not None:
+                _add_product(grad_hidden[rows], gradient, inputs.weight[words])
+            if part is not None:
+                _add_product(part, gradient.T, inputs.hidden[rows])
+            if grad_bias is not None:
+                grad_bias[words] += gradient.sum(dim=0, dtype=grad_bias.dtype)
+        if narrow:
+            assert grad_weight is not None
+            assert part is not None
+            grad_weight[words] += part.to(grad_weight.dtype)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

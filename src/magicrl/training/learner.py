@@ -399,27 +399,7 @@ class MasterOptimizer:
         factor = min(1.0, self._config.max_grad_norm / gradient_norm) if gradient_norm else 1.0
         if self._by_kernel:
             with torch.profiler.record_function("magicrl::adamw"):
-                # AdamW's step in one pass over the weights, with torch's state.
-                config = self._config
-                for name, master in self._masters.items():
-                    state = self._adam.state[master]
-                    if not state:
-                        state["step"] = torch.tensor(0.0)
-                        state |= {moment: torch.zeros_like(master) for moment in _MOMENTS}
-                    state["step"] += 1
-                    assert master.grad is not None
-                    adamw(
-                        master.detach(),
-                        self._compute[name].detach(),
-                        master.grad,
-                        (state["exp_avg"], state["exp_avg_sq"]),
-                        step=int(state["step"]),
-                        learning_rate=learning_rate,
-                        betas=(config.beta1, config.beta2),
-                        eps=config.eps,
-                        weight_decay=config.weight_decay,
-                        factor=factor,
-                    )
+                self._step_by_kernel(learning_rate, factor)
         else:
             if factor < 1.0:
                 for gradient in gradients:
@@ -433,6 +413,29 @@ class MasterOptimizer:
             self._refresh()
         self.steps += 1
         self.loss_scale.passed()
+
+    def _step_by_kernel(self, learning_rate: float, factor: float) -> None:
+        """Make AdamW's step in one pass over the weights, with torch's state."""
+        config = self._config
+        for name, master in self._masters.items():
+            state = self._adam.state[master]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state |= {moment: torch.zeros_like(master) for moment in _MOMENTS}
+            state["step"] += 1
+            assert master.grad is not None
+            adamw(
+                master.detach(),
+                self._compute[name].detach(),
+                master.grad,
+                (state["exp_avg"], state["exp_avg_sq"]),
+                step=int(state["step"]),
+                learning_rate=learning_rate,
+                betas=(config.beta1, config.beta2),
+                eps=config.eps,
+                weight_decay=config.weight_decay,
+                factor=factor,
+            )
 
     @torch.no_grad()
     def weights_are_finite(self) -> bool:
