@@ -59,6 +59,6 @@ def test_a_run_killed_again_and_again_is_the_same_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     document = json.loads(figures.read_text())
-    assert document["kills"] == 12
+    assert document["kills"] >= 12  # more follow while a state was not met
     assert document["workers_killed"] > 0
     assert min(kills for what, kills in document["to_restore"].items() if what != "work in flight") > 0
