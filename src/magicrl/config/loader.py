@@ -251,6 +251,13 @@ def _apply_override(tree: Tree, override: Override) -> None:
         for source in _sources(tree):
             source["verifier"] = value
     else:
+        old = tree.get(key)
+        if isinstance(old, dict) and isinstance(value, dict) and (lost := [k for k in old if k not in value]):
+            # A table with one setting would lose the recipe's others without notice.
+            raise RecipeError(
+                f"{override.words}: a whole table replaces the recipe's, which also sets {', '.join(lost)}; give "
+                f"settings by their dotted keys, as in {key}.{next(iter(value), lost[0])}"
+            )
         _assign(tree, key.split("."), value, override.words)
 
 

@@ -103,7 +103,7 @@ def test_a_run_that_was_killed_while_its_initial_model_was_trained_is_known(tmp_
     folder.mkdir()
     (folder / "config.toml").write_text('[run]\nname = "quickstart"\nseed = 3\n')
     with pytest.raises(RunFolderError, match=r"run\.json is missing"):
-        read_run(folder)  # a recipe alone, such as that of a model
+        read_run(folder)  # only a recipe, such as that of a model
     (folder / ".lock").write_text(str(2**31))
     run = read_run(folder)
     assert (run.name, run.shown_status, run.run["seed"], run.metrics) == ("quickstart", "killed?", 3, ())
