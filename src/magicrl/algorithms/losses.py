@@ -254,7 +254,7 @@ def loss_row(reference: str) -> LossRow:
             f"loss {reference!r} is a {type(row).__name__}; it must be a magicrl.algorithms.losses.LossRow"
         )
     clip: Any = row.clip
-    pair = clip if isinstance(clip, tuple) else ()
+    pair: tuple[Any, ...] = clip if isinstance(clip, tuple) else ()
     if clip is not None and (len(pair) != 2 or not all(isinstance(one, int | float) and one > 0 for one in pair)):
         raise ValueError(
             f"loss {reference!r} has clip = {clip!r}; it must be a pair of positive numbers (eps_low, eps_high) or None"
