@@ -29,6 +29,8 @@ def test_one_answer_or_program_is_judged() -> None:
     assert not verify_maths("1/2", r"<think>\boxed{0.5}").correct
     assert verify_maths("1/2", r"<think>\boxed{0.5}", reasoning="none").correct
     assert verify_code(TESTS, PROGRAM).correct
+    assert verify_code(TESTS, f"\n```python\n{PROGRAM}\n```\n").correct, "a code block is taken for its program"
+    assert verify_code(TESTS, f"```python\n{PROGRAM}").status == "no_code"
     assert verify_code(TESTS, "print(6)").passed == 1
     assert verify_code(TESTS, f"So:\n```python\n{PROGRAM}\n```", response=True).correct
     assert verify_code(TESTS, PROGRAM, response=True).status == "no_code"

@@ -301,6 +301,8 @@ def test_errors_name_the_remedy() -> None:
             pool.submit(problem("3", verifier="math"), ["3"])
         with pytest.raises(ValueError, match="no reference answer"):
             pool.submit(problem(), ["3"])
+        with pytest.raises(ValueError, match="ended problem 'p' without a reward"):
+            pool.submit(dataclasses.replace(problem(), environment="mine.py:Game"), ["3"])
     with pytest.raises(ValueError, match="reasoning must be"):
         JudgeOptions(reasoning="maybe")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="workers"):

@@ -127,6 +127,8 @@ def test_a_folder_as_output_is_refused_before_anything_is_judged(tmp_path: Path)
     with pytest.raises(ValueError, match="is a folder; give a file in it"):
         verify_file(source, tmp_path / "out")
     assert not (tmp_path / "out.part").exists()
+    with pytest.raises(ValueError, match=f"there is no folder {tmp_path / 'no'}; create it, or choose another"):
+        verify_file(source, tmp_path / "no" / "out")
 
 
 def test_only_a_whole_output_has_its_name(tmp_path: Path) -> None:

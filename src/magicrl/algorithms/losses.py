@@ -253,6 +253,12 @@ def loss_row(reference: str) -> LossRow:
         raise ValueError(
             f"loss {reference!r} is a {type(row).__name__}; it must be a magicrl.algorithms.losses.LossRow"
         )
+    clip: Any = row.clip
+    pair: tuple[Any, ...] = clip if isinstance(clip, tuple) else ()
+    if clip is not None and (len(pair) != 2 or not all(isinstance(one, int | float) and one > 0 for one in pair)):
+        raise ValueError(
+            f"loss {reference!r} has clip = {clip!r}; it must be a pair of positive numbers (eps_low, eps_high) or None"
+        )
     needs_of(row)
     needs_of(row.statistics)
     return row

@@ -113,7 +113,7 @@ def show_results(path: Path, console: Console) -> None:
     """The table of scores, and Table 13 where a result is comparable with it."""
     document = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
     columns = ("avg@k", "95 % interval", "pass@k", "maj@k", "tokens", "cut")
-    table = _table("Scores in per cent; tokens of a response; share cut at the limit", "benchmark", columns)
+    table = _table("Scores in per cent; tokens of a response; share truncated", "benchmark", columns)
     notes: list[str] = []
     for name, result in document["benchmarks"].items():
         table.add_row(

@@ -101,9 +101,15 @@ _PYTHON_WORDS = {
 """Texts with options of the command line for which Python has other words than the option's name."""
 
 
-def _as_setting(found: re.Match[str]) -> str:
-    value = found[2].strip('"')
-    return f"settings={{{found[1]!r}: {value!r}}}"
+def _as_dict(option: str, argument: str, text: str) -> str:
+    """Replace options with KEY=VALUE that follow each other by one dict."""
+    pair = rf'--{option} ([\w.]+)=("[^"]*"|[^\s,;]*[^\s,;:.)])'
+
+    def replaced(found: re.Match[str]) -> str:
+        values = {key: value.strip('"') for key, value in re.findall(pair, found[0])}
+        return f"{argument}={values}"
+
+    return re.sub(rf"{pair}(?: {pair})*", replaced, text)
 
 
 def _as_argument(found: re.Match[str]) -> str:
@@ -119,10 +125,10 @@ def in_python() -> Generator[None]:
         if error.args and isinstance(error.args[0], str):
             # a command for a shell stays as it is
             text, command, rest = re.split(r"(\b(?:pip|magicrl) [a-z]+|$)", error.args[0], maxsplit=1)
+            for option, argument in (("set", "settings"), ("field", "fields"), ("engine-option", "engine_options")):
+                text = _as_dict(option, argument, text)
             for option, argument in _PYTHON_WORDS.items():
                 text = text.replace(option, argument)
-            # --set KEY=VALUE is an entry of ``settings`` in Python
-            text = re.sub(r"--set ([\w.]+)=(\"[^\"]*\"|[^\s,;]+)", _as_setting, text)
             # the columns of init are texts
             text = re.sub(r"--(prompt|answer) '?([^\s',;]+(?: [^\s',;]+)*(?=')|[^\s',;]+)'?", r'\1="\2"', text)
             text = re.sub(r"--([a-z][a-z-]+)(?: (\d[\d.]*))?", _as_argument, text)

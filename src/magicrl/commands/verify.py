@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -102,20 +103,22 @@ def verify(
             row.pop("reference", None)
         elif isinstance(row["reference"], Mapping):
             row["reference"] = text_of_tests(row["reference"])
-    verdicts = verify_rows(
-        rows,
-        verifier=reward_reference(reward),
-        options=JudgeOptions(reasoning=reasoning, extract=extract),
-        workers=workers or min(usable_cores(), 1 + len(rows) // _ITEMS_PER_WORKER),
-        time_limit=time_limit,
-        memory_limit_mb=memory_limit_mb,
-    )
+    try:
+        verdicts = verify_rows(
+            rows,
+            verifier=reward_reference(reward),
+            options=JudgeOptions(reasoning=reasoning, extract=extract),
+            workers=workers or min(usable_cores(), 1 + len(rows) // _ITEMS_PER_WORKER),
+            time_limit=time_limit,
+            memory_limit_mb=memory_limit_mb,
+        )
+    except ValueError as error:
+        # the fields of one response are arguments
+        raise ValueError(re.sub(r"^record 0: (field '(\w+)')?", r"\2", str(error)) if one else str(error)) from error
     return verdicts[0] if one else verdicts
 
 
 def _records(responses: Any, reference: Any) -> list[dict[str, Any]]:
-    if reference is not None:
-        raise ValueError("reference goes with one response; records have it as the field 'reference'")
     if hasattr(responses, "to_dict"):
         responses = responses.to_dict("records")
     if not isinstance(responses, Sequence) or not all(isinstance(row, Mapping) for row in cast(Any, responses)):
@@ -123,6 +126,8 @@ def _records(responses: Any, reference: Any) -> list[dict[str, Any]]:
             "response must be a text, or records with the fields response and reference (dicts or a data frame), got "
             f"{responses!r:.60} ({type(cast(Any, responses)).__name__})"
         )
+    if reference is not None:
+        raise ValueError("reference goes with one response; records have it as the field 'reference'")
     return [dict(row) for row in cast("Sequence[Mapping[str, Any]]", responses)]
 
 

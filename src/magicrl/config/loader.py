@@ -251,6 +251,15 @@ def _apply_override(tree: Tree, override: Override) -> None:
         for source in _sources(tree):
             source["verifier"] = value
     else:
+        old: Any = tree.get(key)
+        both = isinstance(old, dict) and isinstance(value, dict)
+        lost = [name for name in cast(Tree, old) if name not in cast(Tree, value)] if both else []
+        if lost:
+            # A table with one setting would lose the recipe's others without notice.
+            raise RecipeError(
+                f"{override.words}: a whole table replaces the recipe's, which also sets {', '.join(lost)}; give "
+                f"settings by their dotted keys, as in {key}.{next(iter(cast(Tree, value)), lost[0])}"
+            )
         _assign(tree, key.split("."), value, override.words)
 
 

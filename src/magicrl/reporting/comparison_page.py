@@ -115,7 +115,9 @@ def write_comparison_page(
             else:
                 runs.append(read_run(folder))
         except ValueError as error:
-            left_out.append((str(folder), str(error)))
+            # The pattern runs/* also finds the initial models, which magicrl train writes next to the runs.
+            if folder.name != "models":
+                left_out.append((str(folder), str(error)))
     if not runs and not evaluations:
         raise ValueError("none of the folders can be read:\n" + "\n".join(f"  {why}" for _, why in left_out))
     if keys is not None and not runs:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, cast
@@ -226,25 +227,40 @@ class RecordedRun:
         return spans
 
 
+def is_run(names: Iterable[str]) -> bool:
+    """Return whether these are the files of a run folder, of which a young run has only recipe and lock."""
+    return "run.json" in (found := set(names)) or {"config.toml", ".lock"} <= found
+
+
 def read_run(folder: Path) -> RecordedRun:
     """Read the run folder at ``folder``, whether the run has finished or not.
 
-    Only ``run.json`` must exist. Whatever a young run has not written yet is empty.
+    Whatever a young run has not written yet is empty: while its initial model is trained it has no ``run.json``.
 
     Raises:
         RunFolderError: not a run folder, or a file in it is corrupt.
     """
     if not folder.is_dir():
-        raise RunFolderError(f"{folder}: no such folder; give the run folder that `magicrl train` wrote")
-    if not (folder / "run.json").is_file():
-        raise RunFolderError(f"{folder}: no run folder (run.json is missing); `magicrl train` writes it as it starts")
-    run = _read_object(folder / "run.json", RUN_SCHEMA_VERSION)
+        what = "a file, not a folder" if folder.exists() else "no such folder"
+        raise RunFolderError(f"{folder}: {what}; give the run folder that `magicrl train` wrote")
     recipe = folder / "config.toml"
+    if not is_run(path.name for path in folder.iterdir()):
+        below = ", ".join(str(path.parent) for path in sorted(folder.glob("*/run.json"))[:4])
+        raise RunFolderError(
+            f"{folder}: no run folder (run.json is missing); "
+            + (f"give a run in it: {below}" if below else "`magicrl train` writes it as it starts")
+        )
+    young = not (folder / "run.json").exists()
+    run = {} if young else _read_object(folder / "run.json", RUN_SCHEMA_VERSION)
     config_text = _read_text(recipe) if recipe.exists() else ""
     try:
         config = tomllib.loads(config_text)
     except tomllib.TOMLDecodeError as error:
         raise RunFolderError(f"{recipe}: not valid TOML: {error}") from None
+    if young:
+        started = datetime.fromtimestamp(recipe.stat().st_mtime, UTC).isoformat(timespec="seconds")
+        known = {key: config.get("run", {}).get(key) for key in ("name", "seed")}
+        run = {**known, "status": "running", "environments": [{"started": started}]}
     return RecordedRun(
         path=folder,
         run=run,

@@ -23,7 +23,7 @@ from typing import Any
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import leaves, load_train_recipe, to_toml
 from magicrl.config.paths import shipped_recipe
-from magicrl.reporting.read_folders import RecordedRun, read_run
+from magicrl.reporting.read_folders import RecordedRun, is_run, read_run
 from magicrl.reporting.scores import comparisons
 from magicrl.reporting.variants import decides, differing, path_labels, run_settings
 
@@ -128,10 +128,10 @@ def list_runs(folder: Path) -> tuple[list[ListedRun], list[tuple[str, str]]]:
 
 
 def run_folders(folder: Path) -> list[Path]:
-    """Return the folders with a ``run.json``, by name. Folders inside a run are not searched."""
+    """Return the run folders, by name. Folders inside a run are not searched."""
     found: list[Path] = []
     for place, inner, names in os.walk(folder):
-        if "run.json" in names:
+        if is_run(names):
             found.append(Path(place))
             inner.clear()
         inner[:] = sorted(name for name in inner if not name.startswith("."))

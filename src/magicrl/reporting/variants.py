@@ -173,22 +173,25 @@ def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -
     for i, table in enumerate(tables):
         found.setdefault(repr([table.get(key) for key in grouping]), []).append(i)
     settings = [{key: tables[members[0]].get(key) for key in grouping} for members in found.values()]
-    names = setting_names(settings) if len(settings) > 1 else [runs[0].name if runs else ""]
+    recipes = [visible(", ".join(dict.fromkeys(runs[i].name for i in members))) for members in found.values()]
+    names = setting_names(settings, recipes) if len(settings) > 1 else [runs[0].name if runs else ""]
     return tuple(
         Variant(name=name, runs=tuple(runs[i] for i in members))
         for name, members in zip(names, found.values(), strict=True)
     )
 
 
-def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def setting_names(settings: Sequence[Mapping[str, Any]], recipes: Sequence[str] = ()) -> list[str]:
     """Return a name for each of several tables of settings, e.g. ``entropy control none``.
 
-    Where all differences would make a long name, it lists only as many settings as distinguish the tables, and
-    ``(+2)`` counts the other ones that differ.
+    Where all differences would make a long name, it is the recipe's name if each table is of another recipe. Else it
+    lists only as many settings as distinguish the tables, and ``(+2)`` counts the other ones that differ.
     """
     keys = differing(settings)
     chosen = keys
     if any(len(_name(table, keys)) > LONGEST_NAME for table in settings):
+        if len(set(recipes)) == len(settings):
+            return list(recipes)
         chosen = distinguishing_keys(settings, keys)
     rest = f" (+{len(keys) - len(chosen)})" if len(chosen) < len(keys) else ""
     names = [_name(table, chosen) for table in settings]

@@ -186,14 +186,22 @@ def filter_by_difficulty(
         # Also read when it was just written, so that a new and a resumed run use the same bytes.
         document = json.loads(path.read_text())
         counts = {name: PassCount(correct=c, counted=n) for name, (c, n) in document["counts"].items()}
-        found = diagnose(SampledAnswers(**document["answers"], judging=judging))
+        answers = SampledAnswers(**document["answers"], judging=judging)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is damaged ({error}); delete it to measure the difficulty again") from None
+    found = diagnose(answers)
     by_key = {p.key: counts[p.id] for p in problems if p.id in counts}
     try:
         removed = offline_filter(by_key)
     except ValueError as error:
-        raise ValueError(f"data.difficulty_filter: {error} (the counts are in {path}): {found.text}") from None
+        remedies = list(found.advice)
+        if answers.reward is not None:  # graded rewards teach without a correct response
+            remedies[:0] = [
+                "A response is correct if its reward reaches the right_from of the reward (1 by default): lower it, or "
+                "switch the filter off (--set data.difficulty_filter=none)."
+            ]
+        seen = " ".join([f"{found.message}.", *remedies])
+        raise ValueError(f"data.difficulty_filter: {error} (the counts are in {path}): {seen}") from None
     return [key for key in by_key if key not in removed], removed, found
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from torch import Tensor
 
 from magicrl.algorithms.attribution import gain_weights, own_step
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import live_parts, load_train_recipe, to_toml
+from magicrl.config.loader import load_train_recipe, to_toml
 from magicrl.config.overrides import override_of
 from magicrl.config.schema import STAGE_SETTINGS, CheckpointConfig, LoggingConfig, StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
@@ -49,6 +50,7 @@ from magicrl.training.session import StopRequest, open_session
 from magicrl.training.start_checks import check_run
 from magicrl.training.step import StepResult, Trainer, buffer_samples
 from magicrl.training.teacher import make_teacher
+from magicrl_verifiers.references import LIVE
 
 COPIES = 7
 """Number of float64 copies of the weights that an attribution holds in addition to the learner."""
@@ -380,7 +382,12 @@ def recorded_config(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         ValueError: The run cannot be repeated here. The text says why.
     """
-    config = load_train_recipe(run / "config.toml", list(overrides))
+    recipe = run / "config.toml"
+    # Before the recipe is loaded: another process finds a mistake in each setting that names an object of Python.
+    live = re.search(rf'= "[^"\n]*({LIVE}\w+@\w+)', recipe.read_text(encoding="utf-8")) if recipe.exists() else None
+    if live:
+        raise ValueError(f"{run}: {live[1]} was passed in Python and is in no file, so the run cannot be repeated")
+    config = load_train_recipe(recipe, list(overrides))
     refused = {
         "cluster": config.cluster is not None and "other processes add up its sums in another order",
         "rollout.engine": config.rollout.engine not in ("in_process", "replay")
@@ -390,10 +397,6 @@ def recorded_config(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     for key, why in refused.items():
         if why:
             raise ValueError(f"{run}: a run with {key} cannot be repeated: {why}")
-    if live := live_parts(config):
-        raise ValueError(
-            f"{run}: {next(iter(live.values()))} was passed in Python and is in no file, so the run cannot be repeated"
-        )
     start = str(json.loads((run / "run.json").read_text(encoding="utf-8")).get("start_model", ""))
     for folder in (run.parent / "models" / Path(start).name, Path(start)):
         if (folder / "config.json").exists():

@@ -326,6 +326,10 @@ def test_a_stage_with_another_target_hands_a_controllers_state_on(toy_recipe: Pa
     ("setting", "told"),
     [
         ("algorithm.loss=OWN:thing", "is a int; it must be a magicrl.algorithms.losses.LossRow"),
+        ("algorithm.loss=OWN:single", r"clip = 0.2; it must be a pair of positive numbers \(eps_low, eps_high\)"),
+        ("algorithm.loss=OWN:three", r"clip = \(0.2, 0.2, 0.2\); it must be a pair"),
+        ("algorithm.loss=OWN:text", r"clip = \('0.2', 0.2\); it must be a pair"),
+        ("algorithm.loss=OWN:zero", r"clip = \(0, 0.2\); it must be a pair"),
         ("algorithm.reducer=OWN:thing", "must be a function of ReducerInputs"),
         ("algorithm.correction=OWN:thing", "must be a function of LossInputs"),
         ("algorithm.correction=OWN:misspelt", "needs has unknown inputs 'reference'"),
@@ -342,7 +346,9 @@ def test_something_else_under_the_name_is_told_before_training(
     monkeypatch.chdir(EXAMPLES.parent)
     (tmp_path / "wrong.py").write_text(
         "from magicrl.algorithms.entropy import FixedEntropyController\n"
-        "from magicrl.algorithms.losses import Correction\n"
+        "from magicrl.algorithms.losses import Correction, LossRow\n"
+        "single, three = LossRow(surrogate=None, clip=0.2), LossRow(surrogate=None, clip=(0.2, 0.2, 0.2))\n"
+        "text, zero = LossRow(surrogate=None, clip=('0.2', 0.2)), LossRow(surrogate=None, clip=(0, 0.2))\n"
         "thing = 1\nmade = FixedEntropyController(0.1)\nkept = lambda settings: made\n"
         "misspelt = Correction(name='mine', weights=lambda c: c.ratio, needs=('reference',))\n"
     )

@@ -351,6 +351,9 @@ def test_other_runs_are_refused_by_name(broken: Path) -> None:
     config.write_text(text.replace('estimator = "exact"', 'estimator = "sampled"'))
     with pytest.raises(ValueError, match=r"rollout\.engine cannot be repeated: 'vllm' does not promise"):
         magicrl.explain(broken, ON_POLICY)
+    config.write_text(text.replace("[[data.train]]\n", '[[data.train]]\nverifier = "maths + live:brief@571436a6"\n'))
+    with pytest.raises(ValueError, match=f"^{broken}: live:brief@571436a6 was passed in Python and is in no file"):
+        magicrl.explain(broken, ON_POLICY)
 
 
 def test_the_code_of_the_page_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

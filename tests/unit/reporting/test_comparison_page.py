@@ -108,7 +108,9 @@ def test_runs_without_any_metric_or_configuration_still_make_a_page(tmp_path: Pa
 def test_a_broken_folder_is_left_out_and_named(variant_folders: list[Path], tmp_path: Path) -> None:
     with (variant_folders[3] / "metrics.jsonl").open("a") as file:
         file.write("{broken\n{}\n")
-    left_out = write_comparison_page([*variant_folders, tmp_path / "nowhere"], tmp_path / "page.html")
+    (tmp_path / "models" / "quickstart-start").mkdir(parents=True)  # what the pattern runs/* also finds
+    folders = [*variant_folders, tmp_path / "models", tmp_path / "nowhere"]
+    left_out = write_comparison_page(folders, tmp_path / "page.html")
     assert [Path(folder).name for folder, _ in left_out] == ["ppo-1", "nowhere"]
     page = (tmp_path / "page.html").read_text()
     assert '<section id="left_out"' in page

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from magicrl.commands.watch import WatchedRun
 from magicrl.reporting.read_folders import RunFolderError, read_run
+from magicrl.reporting.run_list import run_folders
+from magicrl.reporting.run_page import write_run_page
 
 
 def test_a_whole_run_is_read(run_folder: Path) -> None:
@@ -81,5 +86,31 @@ def test_what_is_corrupt_is_named(run_folder: Path, file: str, text: str, messag
 def test_no_run_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no such folder"):
         read_run(tmp_path / "nowhere")
+    (tmp_path / "log").touch()
+    with pytest.raises(RunFolderError, match="log: a file, not a folder; give the run folder"):
+        read_run(tmp_path / "log")
     with pytest.raises(RunFolderError, match=r"run\.json is missing"):
         read_run(tmp_path)
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    with pytest.raises(RunFolderError, match=rf"give a run in it: {tmp_path / 'one'}, {tmp_path / 'two'}$"):
+        read_run(tmp_path)
+
+
+def test_a_run_that_was_killed_while_its_initial_model_was_trained_is_known(tmp_path: Path) -> None:
+    folder = tmp_path / "young"
+    folder.mkdir()
+    (folder / "config.toml").write_text('[run]\nname = "quickstart"\nseed = 3\n')
+    with pytest.raises(RunFolderError, match=r"run\.json is missing"):
+        read_run(folder)  # only a recipe, such as that of a model
+    (folder / ".lock").write_text(str(2**31))
+    run = read_run(folder)
+    assert (run.name, run.shown_status, run.run["seed"], run.metrics) == ("quickstart", "killed?", 3, ())
+    assert datetime.fromisoformat(run.environments[0]["started"]) <= datetime.now(UTC)
+    assert run_folders(tmp_path) == [folder]
+    assert "killed? continue with --resume" in WatchedRun(folder).state()
+    write_run_page(folder)
+    assert "<dd>killed?</dd>" in (folder / "report.html").read_text()
+    (folder / ".lock").write_text(str(os.getpid()))
+    assert WatchedRun(folder).state() == "quickstart: running"

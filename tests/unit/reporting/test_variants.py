@@ -149,6 +149,20 @@ def test_runs_from_other_weights_of_one_folder_are_other_variants(tmp_path: Path
     ]
 
 
+def test_variants_of_different_recipes_have_their_names(variant_folders: list[Path]) -> None:
+    settings = [{f"table.setting_{i}": value for i in range(9)} for value in range(2)]
+    assert setting_names(settings, ["quickstart", "tiny"]) == ["quickstart", "tiny"]
+    assert setting_names(settings, ["tiny", "tiny"]) == ["table setting 0 0 (+8)", "table setting 0 1 (+8)"]
+    assert setting_names([{"algorithm.loss": "ppo"}, {"algorithm.loss": "magic"}], ["a", "b"]) == [
+        "loss ppo",
+        "loss magic",
+    ]
+    for folder, name in zip((variant_folders[0], variant_folders[2]), ("quickstart", "tiny"), strict=True):
+        record(folder, "".join(f"[{name}{i}]\nsetting = {i}\n" for i in range(9)), name=name)
+    runs = [read_run(folder) for folder in (variant_folders[0], variant_folders[2])]
+    assert [variant.name for variant in group_runs(runs)] == ["quickstart", "tiny"]
+
+
 def test_settings_are_flat_in_their_order_and_a_missing_one_differs() -> None:
     old = leaves({"a": {"b": 1, "c": [1, 2]}, "stages": [{"t": 3}]})
     assert old == {"a.b": 1, "a.c": [1, 2], "stages.0.t": 3}

@@ -414,3 +414,25 @@ def test_the_difficulty_filter_samples_a_prompt_once(tmp_path: Path) -> None:
         assert [request.problem.id for request in engine.asked] == ["p0", "p1", "p4"]
         assert (kept, [*removed]) == ([problems[1].key, problems[4].key], [problems[0].key])
     assert list(json.loads(path.read_text())["counts"]) == ["p0", "p1", "p2", "p3", "p4"], "people read ids"
+
+
+def test_a_filter_that_removes_graded_problems_names_its_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "difficulty.json"
+    config = TrainConfig.model_validate(
+        {
+            "start": {"model": "none"},
+            "data": {"train": [{"path": "sums.jsonl"}], "difficulty_filter": {"samples": 4}},
+            "stages": [{"max_tokens": 4, "rollout_batch": 2, "group_size": 2, "max_steps": 1}],
+        }
+    )
+    answers = {"groups": 1, "max_tokens": 4, "mixed": 1.0, "correct": 0.0, "truncated": 0.0}
+    parts: Any = (None, None, None)
+    for reward, remedy in (
+        (0.5, "T = 4. A response is correct if its reward reaches the right_from"),
+        (None, "T = 4."),
+    ):
+        path.write_text(json.dumps({"counts": {"p": [0, 4]}, "answers": answers | {"reward": reward}}))
+        with pytest.raises(ValueError, match="leaves none of 1 problems") as caught:
+            filter_by_difficulty(config, [problem("p", "one")], parts, path, lambda *_: None)
+        assert remedy in str(caught.value)
+        assert str(caught.value).endswith("T = 4." if reward is None else "(--set data.difficulty_filter=none).")

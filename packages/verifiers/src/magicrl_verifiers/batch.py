@@ -160,7 +160,7 @@ def check_file(input: Path, output: Path) -> None:
     """Refuse what no work should be spent on.
 
     Raises:
-        ValueError: there is no line in the input, input and output are the same file, or the output is a folder.
+        ValueError: there is no line in the input, or the output is the input, a folder, or in no folder.
         OSError: the input cannot be read.
     """
     # before anything is judged: the input would be overwritten, or a long run would end without a place for its result
@@ -169,6 +169,8 @@ def check_file(input: Path, output: Path) -> None:
             raise ValueError(f"output {written} is the input file; choose another")
     if output.is_dir():
         raise ValueError(f"output {output} is a folder; give a file in it")
+    if not output.parent.is_dir():
+        raise ValueError(f"output {output}: there is no folder {output.parent}; create it, or choose another")
     if not count_lines(input):
         raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
 

@@ -199,6 +199,11 @@ Problem.__init__ = renamed_argument("golds", "references")(Problem.__init__)
 
 def require_references(problem: Problem) -> None:
     """Raise ValueError for a problem without a reference answer (for code, without tests)."""
+    if not problem.references and problem.environment is not None:
+        raise ValueError(
+            f"environment {problem.environment!r} ended problem {problem.id!r} without a reward, and there is no "
+            "reference answer to judge it by; give a reward in the last Step, or the problem a reference answer"
+        )
     if not problem.references:
         raise ValueError(f"problem {problem.id!r} has no reference answer (a code problem: no tests); give it one")
 

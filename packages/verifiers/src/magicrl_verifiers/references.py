@@ -113,7 +113,7 @@ def _checked(kind: str, reference: str, builtins: Builtins) -> tuple[str, str]:
         if reference not in _live:
             raise ValueError(
                 f"{kind} {reference!r} was given in Python to another process, and this one does not have it; give the "
-                f"same object again (its text, where it has one, stands in run.json), or put it into a file and name "
+                f"same object again (its text, where it has one, is in run.json), or put it into a file and name "
                 "it as file.py:name"
             )
         return LIVE, reference

@@ -674,7 +674,8 @@ class CodeHandler(RequestHandler):
             return code_verdict("infrastructure_error", self._trouble, decided_by="suite")
         total = len(suite.cases)
         try:
-            if request["program"]:
+            # A program in a code block is taken for its content: no Python begins with backticks.
+            if request["program"] and not request["text"].lstrip().startswith("```"):
                 return self._judge.judge_program(request["text"], suite)
             return self._judge.judge_response(request["text"], suite)
         except Exception as error:  # noqa: BLE001 - a hostile output must not end the worker; the pool retries elsewhere

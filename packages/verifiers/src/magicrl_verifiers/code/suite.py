@@ -388,7 +388,8 @@ def tests_object(tests: Any) -> Mapping[str, Any]:
         mixed = any(assertions) and not all(assertions) and all(isinstance(one, str) for one in tests)
         tests = {"test_code": "\n".join(tests)} if mixed else {"assert_case": list(tests)}
     if not isinstance(tests, Mapping):
-        raise SuiteError(f"field 'tests' must be an object, got {type(tests).__name__}")
+        form = '{"inputs": [...], "outputs": [...]}'
+        raise SuiteError(f"field 'tests' must be an object, {form}, or assertions, got {tests!r:.60}")
     return {field: value for field, value in tests.items() if value is not None}
 
 
