@@ -160,6 +160,12 @@ def load_policy(
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
+    # the first matrix of a sound model decides
+    if all(bool((weight == weight.flatten()[0]).all()) for weight in model.parameters() if weight.ndim > 1):
+        raise ValueError(
+            f"model {source}: each weight matrix holds one value (zeros, e.g.), so nothing can be learned from its "
+            "samples; save that model again, or fetch it again"
+        )
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     LinearForward.put_into(model)
     model.eval()

@@ -115,6 +115,24 @@ def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) ->
     assert not output.exists()
 
 
+def test_long_prompts_are_left_out_before_sampling(toy: Path, tmp_path: Path) -> None:
+    path = problems(tmp_path / "mine.jsonl")
+    first, *others = [json.loads(line) for line in path.read_text().splitlines()]
+    context = load_policy(toy).max_context
+    long = " ".join(first["question"].split()[:1] * context)
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first | {"question": long}, *others)))
+    output = tmp_path / "run.toml"
+    status, told = init(toy, path, output)
+    assert status == 0, told
+    assert re.search(rf"left out +1 with prompts of more than {context // 2} tokens", told)
+    config = load_train_recipe(output)
+    assert config.data.overlong_prompts == "drop"
+    assert re.search(rf"note: {config.data.holdout} held-out problems are too few to tell a small rise from none", told)
+    path.write_text("".join(json.dumps(row | {"question": long}) + "\n" for row in others))
+    with pytest.raises(ValueError, match=rf"59 of 59 prompts have more than {context // 2} tokens"):
+        init(toy, path, tmp_path / "other.toml")
+
+
 def test_no_advice_recommends_what_init_has_tried() -> None:
     """The model's answers end without a readable answer, with every template and both extractions."""
     answers = SampledAnswers(
