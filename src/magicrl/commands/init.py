@@ -539,9 +539,10 @@ def _print_looks(console: Console, looks: Sequence[Look]) -> None:
     if needed <= console.width:
         console.print(table, markup=False)
         return
-    for template, group in groupby(rows, key=lambda row: row[0]):
-        print_prose(console, f"template {template}", style="bold")
-        for _, *cells in group:
+    limits = [look.answers.max_tokens for look in looks]
+    for (template, limit), group in groupby(zip(rows, limits, strict=True), key=lambda pair: (pair[0][0], pair[1])):
+        print_prose(console, f"template {template}, at most {limit} tokens", style="bold")
+        for (_, *cells), _ in group:
             print_prose(console, "  " + ", ".join(map(" ".join, zip(columns, cells, strict=True))))
 
 

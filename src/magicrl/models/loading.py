@@ -153,7 +153,7 @@ def load_policy(
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(
-            f"model {source} lacks {len(missing)} weights, e.g. {missing[0]}; "
+            f"model {source} lacks {len(missing)} weight{'s' * (len(missing) != 1)}, e.g. {missing[0]}; "
             "they would be random: check that the folder is a complete causal LM"
         )
     _warn_of_unused(sorted(info["unexpected_keys"]), source)

@@ -157,11 +157,14 @@ def test_the_table_of_templates_is_whole_in_a_narrow_terminal_and_in_a_file(widt
     printed = io.StringIO()
     console = Console(file=printed, width=width, force_terminal=terminal, color_system=None)
     boxed = dataclasses.replace(look(0.2, (100, 120)), template=BOXED)
-    _print_looks(console, [boxed])
+    longer = dataclasses.replace(boxed, answers=dataclasses.replace(boxed.answers, max_tokens=512))
+    _print_looks(console, [boxed, longer])
     assert repr(BOXED) in printed.getvalue(), "the template is on one line"
     words = " ".join(printed.getvalue().split())
     assert "…" not in words
     assert all(word in words for word in ("truncated", "20%", "110, 118, 120 of 256"))
+    if width < 160:
+        assert words.count(f"template {BOXED!r}, at most") == 2, "a line per length"
 
 
 def test_answers_that_are_words_are_compared_exactly(tmp_path: Path) -> None:
