@@ -53,7 +53,8 @@ def dry_run(recipe: Path | Mapping[str, Any], overrides: Overrides) -> int:
         check_peft("model", config.model)
     with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
         folder = Path(name)
-        shrunk, replaced = shrink(config, folder)
+        with placed_errors(recipe, overrides):
+            shrunk, replaced = shrink(config, folder)
         for line in replaced:
             console.print(f"dry run: {line}", soft_wrap=True, markup=False)
         with placed_errors(recipe, overrides), parts_of(shrunk) as parts:
@@ -77,6 +78,13 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
     replaced: list[str] = []
     tree = config.model_dump(mode="json")
     model, name = _architecture(config)
+    context = model.get("max_position_embeddings")
+    for number, stage in enumerate(config.stages):
+        if context is not None and stage.max_tokens >= context:
+            raise RecipeError(
+                f"{stage.max_tokens} leaves no room for a prompt in the context of {name} ({context} tokens); lower it",
+                key=f"stages.{number}.max_tokens",
+            )
     start = make_miniature(model, folder / "model", max_context=CONTEXT)
     replaced.append(f"model: random weights, {model['model_type']}, two layers, in place of {name}")
     tree["run"] |= {"device": "cpu", "output": None, "expected_minutes": None, "threads": 1}
@@ -134,13 +142,24 @@ def _architecture(config: TrainConfig) -> tuple[dict[str, Any], str]:
     try:
         return _of_shape(load_shape(name)), name
     except ValueError as error:
-        raise RecipeError(f"its architecture is not known here: {error}", key="start.model") from error
+        reason = f"its architecture is not known here: {error}"
+        if not Path(name).exists():
+            reason = (
+                f"no folder {name}, and no model of that name whose architecture is known without its files; "
+                "correct the path, or fetch the model and give its folder"
+            )
+        raise RecipeError(reason, key="start.model") from error
 
 
 def _of_shape(shape: ModelShape) -> dict[str, Any]:
     kind = "qwen3" if shape.qk_norm else "qwen2" if shape.qkv_bias else "llama"
     heads = {"num_attention_heads": shape.heads, "num_key_value_heads": shape.kv_heads}
-    return {"model_type": kind, "tie_word_embeddings": shape.tied, **heads}
+    return {
+        "model_type": kind,
+        "tie_word_embeddings": shape.tied,
+        "max_position_embeddings": shape.context,
+        **heads,
+    }
 
 
 def _stage(stage: dict[str, Any]) -> dict[str, Any]:

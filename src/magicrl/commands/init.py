@@ -31,7 +31,7 @@ from magicrl.data.sources import Place, Quarantined, Recognised, load_problems, 
 from magicrl.records import Problem
 from magicrl.registry import check, is_builtin
 from magicrl.reporting.wording import print_prose
-from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED
+from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED, too_few
 from magicrl_verifiers.progress import duration
 from magicrl_verifiers.several import reward_names
 
@@ -127,10 +127,11 @@ def init(
         policy = load_policy(name, device=resolve_device("auto"))
     check_isolation(policy.model, valid_vocab=policy.valid_vocab)
     encoder = PromptEncoder(policy.tokenizer, policy.max_context)
-    encoder.encode(read.problems[0])  # a conversation without a chat template is refused before it is counted
+    short = _with_short_prompts(read, policy, encoder)
+    encoder.encode(short.problems[0])  # a conversation without a chat template is refused before it is counted
     _report(console, read, policy, encoder)
-    best, speed, precision = _look(name, read, policy, encoder, console)
-    best, solved = _learnable(read, policy, encoder, best, place)
+    best, speed, precision = _look(name, short, policy, encoder, console)
+    best, solved = _learnable(short, policy, encoder, best, place)
     setting = _setting(name, read, policy, encoder, best, place, minutes, precision, speed)
     text, numbers, start = propose(setting, best, solved)
     _write(console, text, numbers, start, solved, place, minutes, keep=output is not None)
@@ -204,6 +205,21 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
     return _Data(source=source, found=found, problems=problems)
 
 
+def _with_short_prompts(read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> _Data:
+    """Return the problems that a recipe trains on: half of the context is left for the answer. Raise ``ValueError`` if
+    there are fewer than ten.
+    """
+    half = policy.max_context // 2
+    short = [problem for problem in read.problems if encoder.length(problem) <= half]
+    if len(short) < 10:
+        raise ValueError(
+            f"{len(read.problems) - len(short)} of {len(read.problems)} prompts have more than {half} tokens, half of "
+            "the model's context, which leaves too little for answers; shorten them, or use a model with a longer "
+            "context"
+        )
+    return dataclasses.replace(read, problems=short)
+
+
 def _placed(where: str, reason: object) -> str:
     """Return the text of a reason with the place of the record before it, unless the reason has it."""
     text = str(reason)
@@ -237,6 +253,8 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
     if read.found.first is not None and read.found.first.unused:
         table.add_row("for the reward" if reads_all else "not used", f"columns {', '.join(read.found.first.unused)}")
     table.add_row("prompts", f"{_quantiles(lengths)} tokens (median, 90 %, longest)")
+    if left_out := int((lengths > policy.max_context // 2).sum()):
+        table.add_row("left out", f"{left_out} with prompts of more than {policy.max_context // 2} tokens")
     chat = "chat template" if policy.tokenizer.chat_template else "no chat template (prompts are plain text)"
     end = policy.tokenizer.convert_ids_to_tokens(encoder.end_token)
     parameters = sum(p.numel() for p in policy.model.parameters())
@@ -431,6 +449,12 @@ def _write(
             f"note: --minutes {minutes:g} is too short: the fewest steps that can show an effect are {numbers.steps}, "
             f"and with the evaluations they take {duration(numbers.seconds)}",
         )
+    if too_few(numbers.held_out):
+        print_prose(
+            console,
+            f"note: {numbers.held_out} held-out problems are too few to tell a small rise from none; more --minutes "
+            "allow for more, up to a fifth of the problems",
+        )
     if not keep and solved is not None:
         raise NothingToLearn(
             f"The model needs supervised fine-tuning first: {solved.why}. Set output to a file, so that its recipe is "
@@ -515,9 +539,10 @@ def _print_looks(console: Console, looks: Sequence[Look]) -> None:
     if needed <= console.width:
         console.print(table, markup=False)
         return
-    for template, group in groupby(rows, key=lambda row: row[0]):
-        print_prose(console, f"template {template}", style="bold")
-        for _, *cells in group:
+    limits = [look.answers.max_tokens for look in looks]
+    for (template, limit), group in groupby(zip(rows, limits, strict=True), key=lambda pair: (pair[0][0], pair[1])):
+        print_prose(console, f"template {template}, at most {limit} tokens", style="bold")
+        for (_, *cells), _ in group:
             print_prose(console, "  " + ", ".join(map(" ".join, zip(columns, cells, strict=True))))
 
 

@@ -136,11 +136,13 @@ def main(command: App | None = None) -> None:
         print_prose(errors, usage_error(error))
         sys.exit(2)
     except KeyboardInterrupt as error:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would put a traceback into this message
         trains = sys.argv[1:2] == ["train"] and "--dry-run" not in sys.argv
         print_prose(errors, f"interrupted{'; finished work is kept. To continue:' if trains else ''}")
         if trains:
             again = [*sys.argv[1:], *(() if "--resume" in sys.argv else ("--resume",))]
             errors.print(without_secrets(f"magicrl {shlex.join(again)}"), markup=False, soft_wrap=True)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # and ends at once what the exit waits for
         sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
     except (Exception, SystemExit) as error:
         frames = custom_frames(error)

@@ -426,7 +426,7 @@ class _RowReader:
             prompt = with_options(prompt, labels, options)
             right = right_option(raw, labels, options)
             note_number(self.reader.numbers, self.row.where, raw, labels, options, right)
-            if right is None and self.reader.needs_reference:
+            if right is None and self.reader.needs_reference and raw not in (None, ""):
                 raise Quarantined(f"the answer {raw!r:.60} is none of the options {', '.join(labels)}")
             raw = raw if right is None else list(right)
         if schema.released:

@@ -279,6 +279,8 @@ def recognise(
     )
 
 
+_OTHER_SPLITS = frozenset({"test", "validation", "valid", "val", "dev", "eval"})
+"""Values of a column ``split`` that name no training problems."""
 RECORDED_ROLLOUTS = 16
 """Number of rollouts that ``model_difficulty`` counts failures of."""
 
@@ -434,6 +436,13 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
         elif aside:
             why = f"all {len(aside)} records were set aside: {aside[0][1]}"
         raise ValueError(f"{name}: no problems; {why}")
+    marked = Counter(str(problem.extra.get("split")).lower() for problem in problems.values())
+    if "train" in marked and not _OTHER_SPLITS.isdisjoint(marked):
+        _log.warning(
+            "%s: its column 'split' holds %s, and the problems of all are used; write each split into a file of its "
+            "own, train.jsonl and test.jsonl of a folder, and give the folder",
+            *(name, ", ".join(f"{value} ({number})" for value, number in marked.most_common())),
+        )
     return list(problems.values()), aside, solutions
 
 

@@ -202,7 +202,13 @@ def _checked_engine(
 def check_fits(benchmark: LoadedBenchmark, opened: OpenedEngine, options: EvaluationOptions) -> None:
     """Raise ``RecipeError`` if the longest prompt, the limit and the observations do not fit the context."""
     max_tokens = max([options.sampling.max_tokens, *(options.fresh or ())])
-    longest = max(len(opened.encode(problem)) for problem in benchmark.problems)
+    try:
+        longest = max(len(opened.encode(problem)) for problem in benchmark.problems)
+    except ValueError as error:
+        if benchmark.facts["template_given"] or benchmark.facts["template"] == ["bare"]:
+            raise
+        remedy = "The evaluation adds a text to each prompt: --template '{prompt}' leaves it out"
+        raise ValueError(f"benchmark {benchmark.name}: {error}. {remedy}") from None
     if any(problem.environment is not None for problem in benchmark.problems):
         max_tokens += options.episodes.most_observed
     if longest + max_tokens > opened.max_context:

@@ -153,13 +153,19 @@ def load_policy(
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(
-            f"model {source} lacks {len(missing)} weights, e.g. {missing[0]}; "
+            f"model {source} lacks {len(missing)} weight{'s' * (len(missing) != 1)}, e.g. {missing[0]}; "
             "they would be random: check that the folder is a complete causal LM"
         )
     _warn_of_unused(sorted(info["unexpected_keys"]), source)
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
+    # the first matrix of a sound model decides
+    if all(bool((weight == weight.flatten()[0]).all()) for weight in model.parameters() if weight.ndim > 1):
+        raise ValueError(
+            f"model {source}: each weight matrix holds one value (zeros, e.g.), so nothing can be learned from its "
+            "samples; save that model again, or fetch it again"
+        )
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     LinearForward.put_into(model)
     model.eval()

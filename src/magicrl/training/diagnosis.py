@@ -449,10 +449,15 @@ def conclude(facts: LearningFacts) -> Conclusion:
     if change.high >= NOTEWORTHY * facts.rise.span:
         return verdict("undecided", f"{tested}: the interval is too wide to decide", *advice, more)
     # An interval over a few problems that hardly differ is too narrow to exclude a rise.
-    same = [0.0] * (change.clusters or change.problems)
-    if paired_difference(same, same, span=facts.rise.span).high >= NOTEWORTHY * facts.rise.span:
+    if too_few(change.clusters or change.problems):
         return verdict("undecided", f"{tested}: too few test problems to decide", *advice, more)
     return verdict("no_rise", tested, *advice, "Train longer, or with a larger optimizer.learning_rate.")
+
+
+def too_few(problems: int) -> bool:
+    """Return whether no result on so many test problems can exclude a noteworthy rise."""
+    same = [0.0] * problems
+    return paired_difference(same, same).high >= NOTEWORTHY
 
 
 def learning_facts(

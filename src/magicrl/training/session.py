@@ -461,7 +461,9 @@ class Session:
         ended = self._schedule.finish_step()
         if ended is not None:
             _, steps, reason = ended
-            self._event("stage_end", f"stage {index + 1} ended after {steps} steps: {reason}", stage=index)
+            self._event(
+                "stage_end", f"stage {index + 1} ended after {steps} step{'s' * (steps != 1)}: {reason}", stage=index
+            )
             # After the last stage there is nothing to filter for.
             if self._schedule.stage is not None:
                 self._filter_solved()

@@ -115,6 +115,24 @@ def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) ->
     assert not output.exists()
 
 
+def test_long_prompts_are_left_out_before_sampling(toy: Path, tmp_path: Path) -> None:
+    path = problems(tmp_path / "mine.jsonl")
+    first, *others = [json.loads(line) for line in path.read_text().splitlines()]
+    context = load_policy(toy).max_context
+    long = " ".join(first["question"].split()[:1] * context)
+    path.write_text("".join(json.dumps(row) + "\n" for row in (first | {"question": long}, *others)))
+    output = tmp_path / "run.toml"
+    status, told = init(toy, path, output)
+    assert status == 0, told
+    assert re.search(rf"left out +1 with prompts of more than {context // 2} tokens", told)
+    config = load_train_recipe(output)
+    assert config.data.overlong_prompts == "drop"
+    assert re.search(rf"note: {config.data.holdout} held-out problems are too few to tell a small rise from none", told)
+    path.write_text("".join(json.dumps(row | {"question": long}) + "\n" for row in others))
+    with pytest.raises(ValueError, match=rf"59 of 59 prompts have more than {context // 2} tokens"):
+        init(toy, path, tmp_path / "other.toml")
+
+
 def test_no_advice_recommends_what_init_has_tried() -> None:
     """The model's answers end without a readable answer, with every template and both extractions."""
     answers = SampledAnswers(
@@ -139,11 +157,14 @@ def test_the_table_of_templates_is_whole_in_a_narrow_terminal_and_in_a_file(widt
     printed = io.StringIO()
     console = Console(file=printed, width=width, force_terminal=terminal, color_system=None)
     boxed = dataclasses.replace(look(0.2, (100, 120)), template=BOXED)
-    _print_looks(console, [boxed])
+    longer = dataclasses.replace(boxed, answers=dataclasses.replace(boxed.answers, max_tokens=512))
+    _print_looks(console, [boxed, longer])
     assert repr(BOXED) in printed.getvalue(), "the template is on one line"
     words = " ".join(printed.getvalue().split())
     assert "…" not in words
     assert all(word in words for word in ("truncated", "20%", "110, 118, 120 of 256"))
+    if width < 160:
+        assert words.count(f"template {BOXED!r}, at most") == 2, "a line per length"
 
 
 def test_answers_that_are_words_are_compared_exactly(tmp_path: Path) -> None:

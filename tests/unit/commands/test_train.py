@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -109,6 +110,17 @@ def test_a_miniature_has_the_architecture(tmp_path: Path) -> None:
     assert weights["num_hidden_layers"] == 2
 
 
+def test_a_dry_run_refuses_what_the_models_context_and_a_wrong_path_refuse(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"100000 leaves no room .* the start of .* \(\d+ tokens\)") as found:
+        shrink(load_train_recipe(RECIPES / "tiny.toml", ["stages.1.max_tokens=100000"]), tmp_path)
+    assert found.value.key == "stages.1.max_tokens"
+    with pytest.raises(
+        RecipeError, match=r"^start\.model: no folder \S*nowhere/model, and no model of that name"
+    ) as found:
+        shrink(load_train_recipe(RECIPES / "tiny.toml", [f"model={tmp_path}/nowhere/model"]), tmp_path)
+    assert "Qwen" not in str(found.value)
+
+
 def test_any_text_is_read(tmp_path: Path) -> None:
     text = "∑ x² + é\n"
     for tokenizer in (make_byte_tokenizer(64), _saved(tmp_path)):
@@ -205,7 +217,10 @@ def test_ctrl_c_prints_the_command_that_continues(
 
     monkeypatch.setattr("magicrl.commands.main.make_app", app_of)
     monkeypatch.setattr("sys.argv", ["magicrl", *words.split(), "runs/my run"])
+    second: list[signal.Handlers] = []
+    monkeypatch.setattr("signal.signal", lambda _, handler: second.append(handler))
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == 130
+    assert second == [signal.SIG_IGN, signal.SIG_DFL], "a second Ctrl-C shows no traceback, and ends a slow exit"
     assert capsys.readouterr().err == shown.format(words)

@@ -80,6 +80,8 @@ def test_a_number_is_the_label_where_the_labels_are_numbers(options: Any, answer
 def test_an_answer_that_is_no_option_is_set_aside(tmp_path: Path) -> None:
     ((_, rejected),) = read(tmp_path, choices=["Rome", "Paris"], answer="C").rejected
     assert str(rejected) == "the answer 'C' is none of the options A, B"
+    ((_, rejected),) = read(tmp_path, choices=["Rome", "Paris"], answer=None).rejected
+    assert str(rejected) == "no answer: field 'answer' holds None"
 
 
 def test_answers_that_count_from_one_are_refused_for_the_whole_file(tmp_path: Path) -> None:

@@ -194,6 +194,19 @@ def test_code_rows_without_tests_are_set_aside_with_their_reason(
         load(tmp_path, "code.jsonl")
 
 
+def test_test_rows_in_a_training_file_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1), "split": "Test" if n < 2 else "train"} for n in range(5)]
+    write_lines(tmp_path / "all.jsonl", rows)
+    assert len(load(tmp_path, "all.jsonl")) == 5
+    assert "all.jsonl: its column 'split' holds train (3), test (2), and the problems of all are used" in caplog.text
+    caplog.clear()
+    write_lines(tmp_path / "one.jsonl", rows[:2])
+    load(tmp_path, "one.jsonl")
+    write_lines(tmp_path / "topics.jsonl", [row | {"split": topic} for row, topic in zip(rows, "ab", strict=False)])
+    load(tmp_path, "topics.jsonl")
+    assert not caplog.text
+
+
 def test_tests_of_a_named_field(tmp_path: Path) -> None:
     tests = {"inputs": ["1"], "outputs": ["2"]}
     mapping = {"prompt": "q", "answer": "tests"}

@@ -331,6 +331,11 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, max_tokens=2000))
     with pytest.raises(RecipeError, match=r"--fresh-limits\) 2000 exceed the model's context of 96 tokens"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, fresh_limits=(8, 2000)))
+    unknown = r"problem 'p0': the tokenizer does not know \['Please', .*: --template '\{prompt\}' leaves it out$"
+    with pytest.raises(ValueError, match=unknown):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, template=None))
+    with pytest.raises(ValueError, match=r"\['Please'\]; .* correct the problem$"):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, template="Please {prompt}"))
     assert not (tmp_path / "out").exists()
     with pytest.raises(RecipeError, match="same response every time"):
         arguments(temperature=0.0, samples=4)

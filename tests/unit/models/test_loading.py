@@ -66,6 +66,20 @@ def test_saved_folder_loads_in_plain_transformers_with_the_same_logits(folder: P
     assert torch.equal(twin.eval()(tokens).logits, first)
 
 
+def test_weights_that_are_all_alike_are_refused(folder: Path) -> None:
+    loaded = load_policy(folder)
+    matrices = [weight for weight in loaded.model.parameters() if weight.ndim > 1]
+    with torch.no_grad():
+        for number, weight in enumerate(matrices):
+            weight.fill_(number)
+        save_policy(loaded.model, loaded.tokenizer, folder)
+        with pytest.raises(ValueError, match="each weight matrix holds one value"):
+            load_policy(folder)
+        matrices[-1].normal_()
+    save_policy(loaded.model, loaded.tokenizer, folder)
+    load_policy(folder)
+
+
 def test_end_tokens_are_the_union_of_the_lists(folder: Path) -> None:
     edit(folder / "generation_config.json", eos_token_id=[3, 4])
     loaded = load_policy(folder)
