@@ -93,6 +93,20 @@ def reward_faults(facts: Facts, _: Named) -> Iterable[Finding]:
             f"{facts.conflicting} of {facts.problems} problems have the prompt of an earlier one and other references",
             "Find out which are correct before training: if copies disagree, other references may be wrong too.",
         )
+    if seen.unsteady:
+        yield _warning(
+            "reward_unsteady",
+            f"{percent(seen.unsteady)} of the answers that were judged twice have two different rewards",
+            "Let the reward depend on problem and response only: random.Random(problem.id), a judge at temperature 0. "
+            "Neither --resume nor magicrl explain repeats such a run.",
+        )
+    if seen.fitting is not None and seen.fitting.high < 0:
+        yield _warning(
+            "reward_against_references",
+            f"answers that fit their reference earn {-seen.fitting.mean:.2g} less than others to the same problem "
+            f"(95 %: {-seen.fitting.high:.2g} to {-seen.fitting.low:.2g})",
+            "Check the sign of the reward and how it reads problem.references, unless it pays for something else.",
+        )
     earned = seen.earned
     top = earned.get(REFERENCE)
     rewards = ", ".join(f"{kind} earns {value:.2g}" for kind, value in earned.items())
@@ -106,7 +120,11 @@ def reward_faults(facts: Facts, _: Named) -> Iterable[Finding]:
         )
     elif top is not None and (pays_nothing or pays_wrong) and top > 0:
         yield _stop("reward_pays_wrong", f"a wrong answer has the reward of a correct one: {rewards}", _HARDER)
-    elif top and any(earned.get(kind, 0.0) >= (top if kind == SEVERAL else top + 0.01) for kind in (SEVERAL, OFTEN)):
+    elif (
+        top
+        and not seen.unsteady
+        and any(earned.get(kind, 0.0) >= (top if kind == SEVERAL else top + 0.01) for kind in (SEVERAL, OFTEN))
+    ):
         yield _warning("reward_pays_hedging", f"a response without one answer has a reward: {rewards}", _HARDER)
 
 
@@ -289,6 +307,14 @@ def signal(facts: Facts, named: Named) -> Iterable[Finding]:
         "references_unread",
     }
     explained = causes & {*named}
+    if facts.filtered and found.cause == "enough" and seen.answers.correct in (0, 1):
+        yield _stop(
+            "all_filtered",
+            f"{percent(seen.answers.mixed)} of the groups have different rewards, but "
+            f"{percent(seen.answers.correct)} of the answers are right, so that the difficulty filter drops every "
+            "problem",
+            "Set right_from of the reward to a score that some answers reach, or remove [data.difficulty_filter].",
+        )
     if found.cause == "enough" or explained:
         yield from () if explained else _limit(facts)
         return

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Interval, paired_difference
-from magicrl.records import Problem, ScoredGroup, Verdict
+from magicrl.records import Outcome, Problem, ScoredGroup, Verdict
 from magicrl_verifiers.extraction import CLOSE_TAG
 from magicrl_verifiers.records import VerifierService
 from magicrl_verifiers.several import reward_names
@@ -61,6 +61,9 @@ class RewardFacts:
         unread: Number of those that were not accepted.
         example: The first of these, with the reason.
         earned: Mean reward by kind of made-up answer.
+        unsteady: Share of these answers to which the reward gives two different scores.
+        fitting: Reward of the sampled answers that fit their reference, minus that of the others to the same problem;
+            None where the verifier itself compares with the reference.
         neighbour: Offset whose reference answers fit the answers best; None where references are not answers.
         consensus: Number of problems whose answers mostly agree.
         against: Number of those whose agreed answer is not the reference answer: wrong labels, or habits of the model.
@@ -72,6 +75,8 @@ class RewardFacts:
     unread: int = 0
     example: str = ""
     earned: Mapping[str, float]
+    unsteady: float = 0.0
+    fitting: Interval | None = None
     neighbour: Neighbour | None = None
     consensus: int = 0
     against: int = 0
@@ -83,10 +88,10 @@ def probe_reward(
     judge: VerifierService, verifier: VerifierConfig, train: Sequence[Problem], groups: Sequence[ScoredGroup]
 ) -> RewardFacts:
     """Test the recipe's reward. ``groups`` are sampled answers to some of ``train``."""
-    earned = _made_up(judge, verifier, [g.group.request.problem for g in groups])
+    earned, unsteady = _made_up(judge, verifier, [g.group.request.problem for g in groups])
     alone = [g for g in groups if _has_answer(g.group.request.problem)]
     if not alone:
-        return RewardFacts(earned=earned)
+        return RewardFacts(earned=earned, unsteady=unsteady, fitting=_fitting(verifier, groups))
     unread = _unread(judge, verifier, train)
     agreed = [agreed for group in alone if (agreed := _consensus(group.verdicts)) is not None]
     second = {name: _judged_again(verifier, alone, name) for name in ("box", "lenient", "maths", "exact")}
@@ -96,6 +101,7 @@ def probe_reward(
         unread=len(unread),
         example=unread[0] if unread else "",
         earned=earned,
+        unsteady=unsteady,
         neighbour=_neighbour(judge, train, alone),
         consensus=len(agreed),
         against=sum(not right for right in agreed),
@@ -127,17 +133,25 @@ def _unread(judge: VerifierService, verifier: VerifierConfig, train: Sequence[Pr
     return found
 
 
-def _made_up(judge: VerifierService, verifier: VerifierConfig, problems: Sequence[Problem]) -> dict[str, float]:
-    """Return the mean reward of each kind of made-up answer; {} where environments judge."""
+def _made_up(
+    judge: VerifierService, verifier: VerifierConfig, problems: Sequence[Problem]
+) -> tuple[dict[str, float], float]:
+    """Return the mean reward of each kind of made-up answer ({} where environments judge), and `RewardFacts.unsteady`.
+
+    Each answer is judged twice.
+    """
     served = any("judge" in reward_names(p.verifier) for p in problems)
     asked = [p for p in problems if p.environment is None][: MADE_UP_SERVED if served else MADE_UP]
     rewards: dict[str, list[float]] = {}
+    differs: list[bool] = []
     for place, problem in enumerate(asked):
         answers = _answers_to(problem, [*asked[place + 1 :], *asked[:place]], verifier)
-        verdicts = judge.result(judge.submit(problem, list(answers.values())))
-        for kind, verdict in zip(answers, verdicts, strict=True):
+        first, second = (judge.result(judge.submit(problem, list(answers.values()))) for _ in range(2))
+        for kind, verdict, again in zip(answers, first, second, strict=True):
             rewards.setdefault(kind, []).append(verdict.reward)
-    return {kind: float(np.mean(values)) for kind, values in rewards.items()}
+            judged = Outcome.NOT_JUDGED not in (verdict.outcome, again.outcome)
+            differs.append(judged and verdict.reward != again.reward)
+    return {kind: float(np.mean(values)) for kind, values in rewards.items()}, sum(differs) / max(1, len(differs))
 
 
 def _answers_to(problem: Problem, others: Sequence[Problem], verifier: VerifierConfig) -> dict[str, str]:
@@ -195,15 +209,40 @@ def _judged_again(verifier: VerifierConfig, groups: Sequence[ScoredGroup], other
     mine = verifier.extract if reading else reward_names(groups[0].group.request.problem.verifier)[0]
     if other == mine:
         return None
+    first = [v.correct for group in groups for v in group.verdicts]
+    verdicts = _verdicts(verifier, groups, **({"extract": other} if reading else {"name": other}))
+    second = [v.correct for group in verdicts for v in group]
+    return float(np.mean(np.equal(first, second))), float(np.mean(second))
+
+
+def _verdicts(
+    verifier: VerifierConfig, groups: Sequence[ScoredGroup], *, extract: str = "", name: str = ""
+) -> Iterator[Sequence[Verdict]]:
+    """Yield the verdicts of each group's answers by another extraction or verifier."""
     # One worker is enough, and starts faster than several.
-    changed = verifier.model_copy(update={"workers": 1} | ({"extract": other} if reading else {}))
-    first: list[bool] = []
-    second: list[bool] = []
+    changed = verifier.model_copy(update={"workers": 1, "extract": extract or verifier.extract})
     with changed.pool() as pool:
         for group in groups:
             problem = group.group.request.problem
-            asked = problem if reading else dataclasses.replace(problem, verifier=other)
-            verdicts = pool.result(pool.submit(asked, [c.text for c in group.group.completions]))
-            first += [v.correct for v in group.verdicts]
-            second += [v.correct for v in verdicts]
-    return float(np.mean(np.equal(first, second))), float(np.mean(second))
+            asked = dataclasses.replace(problem, verifier=name or problem.verifier)
+            yield pool.result(pool.submit(asked, [c.text for c in group.group.completions]))
+
+
+def _fitting(verifier: VerifierConfig, groups: Sequence[ScoredGroup]) -> Interval | None:
+    """Return `RewardFacts.fitting`, by the maths verifier."""
+    asked = [g for g in groups if _is_custom(g.group.request.problem)]
+    fitting: list[float] = []
+    others: list[float] = []
+    for group, verdicts in zip(asked, _verdicts(verifier, asked, extract="lenient", name="maths"), strict=True):
+        judged = [pair for pair in zip(group.verdicts, verdicts, strict=True) if pair[0].outcome != Outcome.NOT_JUDGED]
+        rewards = [[mine.reward for mine, maths in judged if maths.correct == fits] for fits in (True, False)]
+        if all(rewards):
+            fitting.append(float(np.mean(rewards[0])))
+            others.append(float(np.mean(rewards[1])))
+    # The interval takes a problem's largest possible difference; rewards have any range.
+    return paired_difference(fitting, others, span=float(np.ptp(fitting + others)) or 1.0) if fitting else None
+
+
+def _is_custom(problem: Problem) -> bool:
+    known = reward_names(problem.verifier)[0] in ("maths", "exact", "code", "judge")
+    return not known and bool(problem.references) and problem.environment is None

@@ -226,6 +226,19 @@ EARNED = SOUND.reward.earned
             replace(SOUND, reward=replace(SOUND.reward, earned={**EARNED, SEVERAL: 1.0})),
             {"reward_pays_hedging": "warning"},
         ),
+        # a random reward also pays for answers with several values
+        (
+            replace(SOUND, reward=replace(SOUND.reward, earned={**EARNED, SEVERAL: 1.0}, unsteady=0.5)),
+            {"reward_unsteady": "warning"},
+        ),
+        (
+            replace(SOUND, reward=replace(SOUND.reward, fitting=replace(RISE, mean=-0.5, low=-0.9, high=-0.1))),
+            {"reward_against_references": "warning"},
+        ),
+        (replace(SOUND, reward=replace(SOUND.reward, fitting=replace(RISE, mean=-0.1, low=-0.3, high=0.1))), {}),
+        # graded scores that never reach right_from: the offline filter leaves nothing
+        (replace(answers([1.0, 0.5] * 16, correct=0.0), filtered=True), {"all_filtered": "stop"}),
+        (answers([1.0, 0.5] * 16, correct=0.0), {}),
         (replace(SOUND, template=replace(SOUND.template, foreign=("<|im_end|>",))), {"template": "stop"}),
         (
             replace(
@@ -339,6 +352,32 @@ def test_answers_by_other_problems_references() -> None:
     assert (shifted.offset, shifted.own, shifted.there, shifted.skill.mean) == (1, 0.0, 0.5, -0.125)
 
 
+class Tossed(LastDigit):
+    """A verifier service whose every second call finds each answer correct, and the others none."""
+
+    calls = 0
+
+    def submit(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
+        self.calls += 1
+        outcome = Outcome.CORRECT if self.calls % 2 else Outcome.WRONG
+        return tuple(Verdict(outcome=outcome, status="exact") for _ in responses)
+
+
+def test_a_custom_reward_is_compared_with_the_references_and_with_itself() -> None:
+    """A reward with the wrong sign pays for the one of two answers that does not fit the reference."""
+    groups = []
+    for i in range(10):
+        asked = replace(problem(str(i), reference=str(i)), verifier="my.py:score")
+        answers = tuple(completion([1], text=f"It is {value}") for value in (i, i + 50))
+        group = RolloutGroup(request=request(i, [1], size=2, asked=asked), completions=answers)
+        paid = (Outcome.WRONG, Outcome.CORRECT)
+        groups.append(score_group(group, tuple(Verdict(outcome=outcome, status="score") for outcome in paid)))
+    found = probe_reward(Tossed(), VerifierConfig(), [], groups)
+    assert found.unsteady == 1.0
+    assert found.fitting is not None
+    assert (found.fitting.mean, found.fitting.high < 0) == (-1.0, True)
+
+
 def test_divergence_by_hand() -> None:
     # a log-prob halves its probability: r = 1/2, r - 1 - log r = 0.5 - 1 + 0.6931; the masked token does not count
     before = [np.array([-1.0, -2.0], dtype=np.float32), np.array([-1.0, -9.0], dtype=np.float32)]
@@ -358,7 +397,8 @@ def test_another_accepted_answer_is_not_tried_as_a_wrong_one() -> None:
     first = replace(problem("p0", "0?", "1"), references=("1", "one"))
     boxed = VerifierConfig(extract="box", reasoning="auto")
     with boxed.pool() as pool:
-        earned = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
+        earned, unsteady = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
+    assert unsteady == 0.0
     assert (earned[REFERENCE], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)
 
 
