@@ -310,7 +310,7 @@ class Study:
                 self.wanted += asked
 
     def _undisturbed(self) -> tuple[Path, float]:
-        """Return a run that was left alone and removed a problem (one of five seeds), and its seconds."""
+        """Return an undisturbed run that removed a problem (one of five seeds), and its seconds."""
         first = self.config.run.seed
         for seed in range(first, first + 5):
             self.config = load_train_recipe(self.recipe, [*self.settings, f"run.seed={seed}"])
