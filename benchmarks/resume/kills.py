@@ -310,9 +310,9 @@ class Study:
                 self.wanted += asked
 
     def _undisturbed(self) -> tuple[Path, float]:
-        """Return an undisturbed run that removed a problem (one of five seeds), and its seconds."""
+        """Return an undisturbed run that removed a problem (one of eight seeds), and its seconds."""
         first = self.config.run.seed
-        for seed in range(first, first + 5):
+        for seed in range(first, first + 8):
             self.config = load_train_recipe(self.recipe, [*self.settings, f"run.seed={seed}"])
             whole = self._folder(f"whole-{seed}")
             began = time.monotonic()

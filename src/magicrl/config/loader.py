@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import logging
 import re
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
@@ -26,6 +27,8 @@ from magicrl.config.sft_schema import SftConfig
 from magicrl_verifiers.references import LIVE, file_fingerprint
 from magicrl_verifiers.secrets import without_secrets
 from magicrl_verifiers.several import live_names, reward_names
+
+_log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound=BaseModel)
 T = TypeVar("T")
@@ -255,11 +258,10 @@ def _apply_override(tree: Tree, override: Override) -> None:
         both = isinstance(old, dict) and isinstance(value, dict)
         lost = [name for name in cast(Tree, old) if name not in cast(Tree, value)] if both else []
         if lost:
-            # A table with one setting would lose the recipe's others without notice.
-            raise RecipeError(
-                f"{override.words}: a whole table replaces the recipe's, which also sets {', '.join(lost)}; give "
-                f"settings by their dotted keys, as in {key}.{next(iter(cast(Tree, value)), lost[0])}"
-            )
+            _log.warning(
+                "%s: this table replaces the recipe's, which also sets %s; to keep them, give settings by their dotted "
+                "keys, as in %s.%s", override.words, ", ".join(lost), key, next(iter(cast(Tree, value)), lost[0]),
+            )  # fmt: skip
         _assign(tree, key.split("."), value, override.words)
 
 

@@ -220,7 +220,7 @@ class Trajectory:
         told = events(self.output)
         ends = [e for e in told if e["kind"] == "stage_end"]
         slow_ends = [e for e in self.slow.events if e["kind"] == "stage_end"]
-        assert [(e["stage"], f"after {e['steps']} steps") for e in slow_ends] == [
+        assert [(e["stage"], f"after {e['steps']} step{'s' * (e['steps'] != 1)}") for e in slow_ends] == [
             (e["stage"], e["message"].split(" ended ")[1].split(":")[0]) for e in ends
         ]
         assert [e["early"] for e in slow_ends] == ["max_steps" not in e["message"] for e in ends]

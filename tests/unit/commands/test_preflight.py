@@ -214,4 +214,4 @@ def test_what_cannot_be_measured_is_refused(recipe: Path) -> None:
     with pytest.raises(RecipeError, match="minutes must be above 0"):
         preflight(recipe, minutes=0)
     with pytest.raises(ValueError, match="recorded rollouts are not the model's answers"):
-        magicrl.preflight(recipe, settings={"rollout": {"engine": "replay", "replay": "x"}})
+        magicrl.preflight(recipe, settings={"rollout.engine": "replay", "rollout.replay": "x"})
