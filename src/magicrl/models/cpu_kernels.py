@@ -6,7 +6,8 @@ passes of an update over all weights. Those of decoding, norms, gates and rotary
 The machine's C++ compiler builds them on first use, in seconds, in ``magicrl/kernels`` in ``$XDG_CACHE_HOME`` or
 ``~/.cache``, under a digest of source and flags. If that folder is not writable, each process builds its own. Without a
 compiler or the instructions, torch computes these parts with other rounding, and the log and ``magicrl doctor`` say so.
-Matrix products are torch's, except those of decoding. Their fastest precision is measured (`bfloat16_speeds`).
+Matrix products are torch's, except those of decoding and, on AMX, of weights' gradients. Their fastest precision is
+measured (`bfloat16_speeds`).
 """
 
 from __future__ import annotations
@@ -158,7 +159,8 @@ def _found() -> ctypes.CDLL | str:
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     kinds = {"p": pointer, "i": integer, "d": ctypes.c_double, "f": ctypes.c_float, "t": ctypes.c_int}
     arguments = {
-        "adamw": "pppppifddddddt",
+        "adamw": "ppppppifddddddt",
+        "add_gradient": "ppppiiit",
         "add_widened": "ppit",
         "attend": "tppippiippippippiipppiiift",
         "attend_exactly": "tppppp" + "iiiii" + "ft",
@@ -175,6 +177,7 @@ def _found() -> ctypes.CDLL | str:
         "rotate": "tpipippiiit",
         "softmax_pull": "pfpppppiit",
         "softmax_sums": "ppppipiiit",
+        "square_sum": "ppit",
     }
     for name, given in arguments.items():
         function = getattr(found, name)
@@ -368,6 +371,27 @@ def multiply(
     return out
 
 
+def adds_gradients(weight: Tensor) -> bool:
+    """Return whether `add_gradient` serves a linear layer's weight, and is faster than torch: on AMX tiles."""
+    return serves(weight) and _AMX[0] in _instructions()
+
+
+def add_gradient(total: Tensor, pull: Tensor, x: Tensor) -> None:
+    """Add a linear layer's gradient of its weight to ``total``, without rounding it to bfloat16 first.
+
+    Args:
+        total: float32 ``[columns, width]``.
+        pull: The gradient of the layer's result, bfloat16 ``[rows, columns]``.
+        x: Input of the layer, bfloat16 ``[rows, width]``.
+    """
+    assert total.is_contiguous(), "rows must be contiguous"
+    pull, x = pull.contiguous(), x.contiguous()
+    sizes = (*pull.shape, x.shape[1])
+    rows, columns, width = (-(-size // _VECTOR) * _VECTOR for size in sizes)
+    room = torch.empty((columns + width) * rows, dtype=torch.bfloat16)
+    kernels().add_gradient(*addresses(total, pull, x, room), *sizes, torch.get_num_threads())
+
+
 def can_multiply_rows(weight: Tensor) -> bool:
     """Return whether `multiply_rows` serves a linear layer's ``weight``, ``[columns, width]``."""
     served = weight.dtype == torch.float32 and has_both(weight.dtype, weight.device, weight.shape[1], LANES)
@@ -441,6 +465,14 @@ def add_widened(total: Tensor, part: Tensor) -> None:
     kernels().add_widened(*addresses(total, part), total.numel(), torch.get_num_threads())
 
 
+def square_sum(x: Tensor) -> Tensor:
+    """Return the sum of squares of float32 ``x``, in float64."""
+    x = x.contiguous()
+    found = torch.empty((), dtype=torch.float64)
+    kernels().square_sum(*addresses(found, x), x.numel(), torch.get_num_threads())
+    return found
+
+
 def adamw(
     weight: Tensor,
     copy: Tensor,
@@ -453,7 +485,7 @@ def adamw(
     eps: float,
     weight_decay: float,
     factor: float,
-) -> None:
+) -> bool:
     """Make one step of AdamW, write the weights' rounded copy and clear the gradients.
 
     The operations are those of torch's fused AdamW, in its order.
@@ -465,13 +497,18 @@ def adamw(
         step: Number of this step, from 1.
         learning_rate, betas, eps, weight_decay: As in `torch.optim.AdamW`.
         factor: Multiplies the gradients first, for clipping.
+
+    Returns:
+        Whether every weight is finite afterwards.
     """
-    tensors = (weight, copy, gradient, *moments)
+    finite = torch.ones(1, dtype=torch.int32)
+    tensors = (weight, copy, gradient, *moments, finite)
     assert all(x.is_contiguous() for x in tensors), "weights must be contiguous"
     kernels().adamw(
         *addresses(*tensors), weight.numel(), factor, 1 - learning_rate * weight_decay, *betas,
         learning_rate / (1 - betas[0] ** step), math.sqrt(1 - betas[1] ** step), eps, torch.get_num_threads(),
     )  # fmt: skip
+    return bool(finite)
 
 
 class DecodeKernel:

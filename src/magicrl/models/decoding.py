@@ -50,9 +50,10 @@ from magicrl.models.exact import ExactLinear
 from magicrl.models.exact_cache import ExactDecodeAttention
 from magicrl.models.head import Float32Head
 from magicrl.models.kv_cache import DecodeAttention, Integers, KeyBlock, RowAttention, Sharing, SlotCache, shared_places
+from magicrl.models.linear import linear_product
 from magicrl.models.memory_efficient import is_silu, rms_norm, signed
 from magicrl.models.packing import AttentionContext
-from magicrl.models.products import float32_product, linear_product
+from magicrl.models.products import float32_product
 
 # Model classes, and whether the stored norm weight is the factor itself (Gemma stores the factor minus 1).
 _KNOWN = {

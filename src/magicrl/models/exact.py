@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from magicrl.models import cpu_kernels
 from magicrl.models.cpu_rows import CpuRow, attend_row_backward
-from magicrl.models.products import emulates_bfloat16, linear_product, product
+from magicrl.models.linear import gradient_sum, linear_product, weight_gradient
+from magicrl.models.products import emulates_bfloat16, product
 
 ROWS = 16
 """Rows of torch's products are padded to a multiple of this."""
@@ -232,13 +233,14 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
+        ctx.total = gradient_sum(weight)
         return exact_product(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         (grad,) = grads
-        grad_weight = grad.flatten(0, -2).T @ x.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        grad_weight = weight_gradient(grad, x, ctx.total) if ctx.needs_input_grad[1] else None
         return grad @ weight if ctx.needs_input_grad[0] else None, grad_weight
 
 

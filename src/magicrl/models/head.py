@@ -504,6 +504,8 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Compute ``total += left @ right``. A low-precision product is added in the total's precision."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif left.T.is_contiguous() and cpu_kernels.adds_gradients(left):
+        cpu_kernels.add_gradient(total, left.T, right)
     elif total.is_cuda and total.dtype == torch.float32:
         # The hardware adds the product in float32 anyway, so it is added to the total without rounding.
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)

@@ -35,9 +35,9 @@ from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import DType
+from magicrl.models.linear import use_gradient_sums
 from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.products import LinearForward
 from magicrl.models.prompts import end_of_turn_token
 from magicrl.models.recurrent import check_layers
 
@@ -167,7 +167,7 @@ def load_policy(
             "samples; save that model again, or fetch it again"
         )
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
-    LinearForward.put_into(model)
+    use_gradient_sums(model)
     model.eval()
     model.name_or_path = source  # the hub name, not the folder of the cache
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))

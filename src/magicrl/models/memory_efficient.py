@@ -29,7 +29,8 @@ from magicrl.models.cpu_kernels import (
     serves_both,
 )
 from magicrl.models.exact import ExactLinear, exact_product
-from magicrl.models.products import LinearForward, linear_product, product
+from magicrl.models.linear import gradient_sum, linear_product, use_gradient_sums, weight_gradient
+from magicrl.models.products import product
 
 _PROBED_ROWS, _PROBED_HEAD = 3, 64
 _WIDENED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -102,7 +103,7 @@ class _Gated(torch.autograd.Function):
         times: Callable[[Tensor, Tensor], Tensor],
     ) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
-        ctx.activation = activation
+        ctx.activation, ctx.total = activation, gradient_sum(weight)
         ctx.kernels = is_silu(activation) and serves_both(gate, up, width=gate.shape[-1])
         flat = [x.flatten(0, -2) for x in (gate, up)]
         found = gated(*flat).view(gate.shape) if ctx.kernels else activation(gate) * up
@@ -116,7 +117,7 @@ class _Gated(torch.autograd.Function):
             _, grad_gate, grad_up = _gated_backward(ctx, grad, gate, up)
             return grad_gate, grad_up, None, None, None
         found, grad_gate, grad_up = _gated_backward(ctx, product(grad, weight), gate, up)
-        grad_weight = product(grad.flatten(0, -2).T, found.flatten(0, -2)) if ctx.needs_input_grad[2] else None
+        grad_weight = weight_gradient(grad, found, ctx.total) if ctx.needs_input_grad[2] else None
         return grad_gate, grad_up, grad_weight, None, None
 
 
@@ -232,7 +233,7 @@ def use_memory_efficient_layers(model: nn.Module) -> None:
     A layer that differs by more than the rounding of its dtype keeps its own forward. A forward is a `partial` of the
     module and not a closure, so that the layer of a copied model finds its own weights.
     """
-    LinearForward.put_into(model)
+    use_gradient_sums(model)
     for name in {type(module).__module__ for module in model.modules()}:
         _use_rotary(sys.modules.get(name))
     for module in model.modules():

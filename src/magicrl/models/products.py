@@ -7,10 +7,9 @@ are converted, some rows of a weight at a time, and the result is rounded once, 
 from __future__ import annotations
 
 import functools
-from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 _WIDEN_ROWS = 4096  # rows of a weight that are converted at once, instead of a float32 copy of the whole weight
 
@@ -45,49 +44,3 @@ def float32_product(hidden: Tensor, weight: Tensor) -> Tensor:
         words = slice(start, start + _WIDEN_ROWS)
         torch.mm(wide, weight[words].float().T, out=out[:, words])
     return out
-
-
-def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x``, ``[..., d]``, times the transposed ``weight``, plus ``bias``, with gradients."""
-    if not is_emulated(x):
-        return nn.functional.linear(x, weight, bias)
-    return cast(Tensor, _Linear.apply(x, weight, bias))
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        found = float32_product(x.flatten(0, -2), weight)
-        found = found if bias is None else found.add_(bias)
-        return found.to(x.dtype).unflatten(0, x.shape[:-1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        rows = grads[0].flatten(0, -2)
-        wanted_x, wanted_weight, wanted_bias = ctx.needs_input_grad
-        return (
-            product(rows, weight).view(x.shape) if wanted_x else None,
-            product(rows.T, x.flatten(0, -2)) if wanted_weight else None,
-            rows.sum(dim=0, dtype=torch.float32).to(rows.dtype) if wanted_bias else None,
-        )
-
-
-class LinearForward:
-    """Forward of a linear layer by `linear_product`. It is an object, so that the layer of a copied model finds its own
-    weight.
-    """
-
-    def __init__(self, module: nn.Linear) -> None:
-        self._module = module
-
-    def __call__(self, input: Tensor) -> Tensor:
-        return linear_product(input, self._module.weight, cast("Tensor | None", self._module.bias))
-
-    @classmethod
-    def put_into(cls, model: nn.Module) -> None:
-        """Replace the forward of every linear layer if this CPU emulates bfloat16."""
-        for module in model.modules() if emulates_bfloat16() else ():
-            if type(module) is nn.Linear and "forward" not in vars(module):
-                module.forward = cls(module)

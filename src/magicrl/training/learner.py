@@ -22,8 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.loss_terms import LossMetrics
 from magicrl.config.model_schema import AdamWConfig, ModelConfig, OptimizerConfig
+from magicrl.models import cpu_kernels
 from magicrl.models.adapters import ADAPTER, LoraAdapters
-from magicrl.models.cpu_kernels import adamw, add_widened, serves
+from magicrl.models.cpu_kernels import LANES, adamw, add_widened, serves, serves_both
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy, warn_of_slow_products
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -264,6 +265,8 @@ class MasterOptimizer:
             master.grad = torch.zeros_like(master)
             self._masters[name] = master
             parameter.data = parameter.data.to(compute_dtype)
+            if serves(parameter):
+                parameter.gradient_sum = master.grad  # pyright: ignore[reportAttributeAccessIssue]
             # Added at once, so that at most one layer's gradients exist twice.
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
         muon = config if isinstance(config, OptimizerConfig) and config.kind == "muon" else None
@@ -290,6 +293,7 @@ class MasterOptimizer:
                 )
             )
         self._by_kernel = muon is None and serves(*self._compute.values())
+        self._finite = True  # after the last step by kernels
         self.steps = 0
 
     def configure(self, config: AdamWConfig) -> None:
@@ -417,6 +421,7 @@ class MasterOptimizer:
     def _step_by_kernel(self, learning_rate: float, factor: float) -> None:
         """Make AdamW's step in one pass over the weights, with torch's state."""
         config = self._config
+        self._finite = True
         for name, master in self._masters.items():
             state = self._adam.state[master]
             if not state:
@@ -424,7 +429,7 @@ class MasterOptimizer:
                 state |= {moment: torch.zeros_like(master) for moment in _MOMENTS}
             state["step"] += 1
             assert master.grad is not None
-            adamw(
+            self._finite &= adamw(
                 master.detach(),
                 self._compute[name].detach(),
                 master.grad,
@@ -439,7 +444,10 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def weights_are_finite(self) -> bool:
-        """Return whether every master is finite. Sums suffice, with one synchronisation of the device."""
+        """Return whether every master is finite after a step."""
+        if self._by_kernel:
+            return self._finite
+        # Sums suffice, with one synchronisation of the device.
         return bool(torch.stack([master.sum() for master in self._masters.values()]).isfinite().all())
 
     def forget(self) -> None:
@@ -555,6 +563,8 @@ def _add_to_master(master: Tensor, parameter: Tensor) -> None:
 
 def square_sum(values: Tensor) -> Tensor:
     """Return the sum of squares in float64. One float32 sum over an embedding's gradient has only two right digits."""
+    if serves_both(values, width=LANES):  # numbers of any shape, one after the other
+        return cpu_kernels.square_sum(values)
     flat = values.reshape(-1)
     whole = len(flat) // _NORM_CHUNK * _NORM_CHUNK
     rows = torch.linalg.vector_norm(flat[:whole].view(-1, _NORM_CHUNK), dim=1).double()

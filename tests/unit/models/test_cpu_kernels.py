@@ -264,13 +264,38 @@ def test_an_update_is_torchs_adamw() -> None:
         expected.grad = given * 0.25
         adam.param_groups[0]["lr"] = 0.1 / step
         adam.step()
-        cpu_kernels.adamw(
+        finite = cpu_kernels.adamw(
             weight, copy, given, moments, step=step, learning_rate=0.1 / step, factor=0.25, **settings
         )  # fmt: skip
+        assert finite
         assert not given.any(), "gradients are cleared"
         torch.testing.assert_close(weight, expected.detach(), rtol=1e-6, atol=1e-7)
         assert torch.equal(copy, weight.to(BF16))
     torch.testing.assert_close(moments[1], adam.state[expected]["exp_avg_sq"], rtol=1e-6, atol=0)
+
+
+@served
+@pytest.mark.parametrize(("place", "rate", "finite"), [(0, 1e39, False), (19, 1e39, False), (19, 1e36, True)])
+def test_an_update_tells_of_weights_that_overflow(place: int, rate: float, finite: bool) -> None:
+    weight, gradient = torch.zeros(20), torch.zeros(20)
+    gradient[place] = 1.0
+    given = weight, torch.empty(20, dtype=BF16), gradient, (torch.zeros(20), torch.zeros(20))
+    settings: dict[str, Any] = {"step": 1, "betas": (0.9, 0.999), "weight_decay": 0.0, "factor": 1.0}
+    assert cpu_kernels.adamw(*given, learning_rate=rate, eps=1e-8, **settings) is finite
+    assert bool(weight.isfinite().all()) is finite
+
+
+@served
+@pytest.mark.parametrize("count", [1, 63, (1 << 14) + 17])
+def test_squares_are_summed(count: int) -> None:
+    x = torch.randn(count)
+    threads = torch.get_num_threads()
+    found = []
+    for many in (1, 2):
+        torch.set_num_threads(many)
+        found.append(float(cpu_kernels.square_sum(x)))
+    torch.set_num_threads(threads)
+    assert found[0] == found[1] == pytest.approx(float(x.double().square().sum()), rel=1e-6)
 
 
 @served

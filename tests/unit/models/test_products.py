@@ -18,11 +18,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.model_schema import ModelConfig, OptimizerConfig
-from magicrl.models import cpu_kernels, products
+from magicrl.models import cpu_kernels, linear, products
 from magicrl.models.attention import ScoreRules, attend_rows
+from magicrl.models.linear import LinearForward, linear_product, use_gradient_sums
 from magicrl.models.loading import load_policy
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.products import LinearForward, is_emulated, linear_product
+from magicrl.models.products import is_emulated
 from magicrl.records import TrainBatch
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
@@ -36,7 +37,8 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behave as on a processor without bfloat16 products, whatever this one has."""
-    monkeypatch.setattr(products, "emulates_bfloat16", lambda: True)
+    for module in (products, linear):
+        monkeypatch.setattr(module, "emulates_bfloat16", lambda: True)
     monkeypatch.setattr(cpu_kernels, "library", lambda: None)
 
 
@@ -97,7 +99,7 @@ def test_only_bfloat16_on_a_cpu_is_emulated(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.usefixtures("emulating")
 def test_a_copied_layer_uses_its_own_weight() -> None:
     layer = nn.Linear(4, 3, bias=False, dtype=BF16)
-    LinearForward.put_into(layer)
+    use_gradient_sums(layer)
     other = deepcopy(layer)
     with torch.no_grad():
         other.weight.zero_()
@@ -124,7 +126,7 @@ def test_no_product_of_learner_and_engine_is_emulated(kind: str) -> None:
     )
     learner = LocalLearner(model_of(CONFIGS[kind]), settings)
     model = model_of(CONFIGS[kind]).to(BF16)
-    LinearForward.put_into(model)  # as loading does
+    use_gradient_sums(model)  # as loading does
     engine = InProcessEngine(
         model,
         EngineSettings(model="", max_rows=4, memory_limit_mb=256),

@@ -23,9 +23,9 @@ from magicrl.config.model_schema import ModelConfig
 from magicrl.models import cpu_kernels, decoding, exact
 from magicrl.models.attention import attend_rows
 from magicrl.models.exact import ExactLinear, attend_exactly, exact_product, multiplies_exactly, silu
+from magicrl.models.linear import use_gradient_sums
 from magicrl.models.memory_efficient import gated_linear
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.products import LinearForward
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import RolloutGroup, TrainSample
 from magicrl.rollout.engine_settings import EngineSettings
@@ -224,7 +224,7 @@ def test_the_learner_multiplies_as_the_sampler_does(
         pytest.skip(f"torch multiplies {dtype} on this processor")
     model = model_of(kind, dtype, 0)
     monkeypatch.setattr("magicrl.models.products.emulates_bfloat16", lambda: True)
-    LinearForward.put_into(model)  # as in a model that was loaded on such a CPU
+    use_gradient_sums(model)  # as in a model that was loaded on such a CPU
     monkeypatch.undo()
     scorer = PolicyScorer(model, ModelConfig(exact=True), valid_vocab=WORDS)
     spy = Mock(wraps=getattr(cpu_kernels, product))

@@ -145,6 +145,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing(dtype: str) -> None:
     assert_same(copied(one), before)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_weights_that_overflow_are_refused(dtype: str) -> None:
+    one = learner(dtype)
+    with pytest.raises(FloatingPointError, match="update 1 gave weights that are not finite"):
+        one.update(batch(0), dataclasses.replace(CONTROLS, learning_rate=1e39))
+
+
 def test_bfloat16_computes_low_and_learns_high() -> None:
     low, high = learner("bfloat16"), learner("float32")
     assert {p.dtype for p in low._model.parameters()} == {torch.bfloat16}

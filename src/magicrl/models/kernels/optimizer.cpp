@@ -26,10 +26,30 @@ void add_widened(float* total, const bf16* part, int64_t count, int threads) {
   });
 }
 
+// The sum of squares. Parts are summed in float32 and added in float64, in their order.
+void square_sum(double* sum, const float* x, int64_t count, int threads) {
+  constexpr int CHAINS = 4;  // additions that do not wait for each other
+  std::vector<double> sums((count + PART - 1) / PART);
+#pragma omp parallel for num_threads(threads) if (threads > 1)
+  for (int64_t part = 0; part < int64_t(sums.size()); ++part) {
+    const int64_t end = std::min(count, (part + 1) * PART);
+    Floats chains[CHAINS] = {all(0), all(0), all(0), all(0)};
+    for (int64_t i = part * PART; i < end; i += 16 * CHAINS)
+      for (int chain = 0; chain < CHAINS; ++chain) {
+        const Floats some = load(x + i + 16 * chain, lanes(end - i - 16 * chain));
+        chains[chain] = fma(some, some, chains[chain]);
+      }
+    for (const Floats& chain : chains) sums[part] += sum_of(chain);
+  }
+  *sum = 0;
+  for (double part : sums) *sum += part;
+}
+
 // One step of AdamW (Loshchilov and Hutter 2019) in torch's order of operations, from gradients times `factor`. Writes the
-// rounded weights to `copy`, and zeros over the gradients.
-void adamw(float* weight, bf16* copy, float* gradient, float* mean, float* square, int64_t count, float factor,
-           double decay, double beta1, double beta2, double step_size, double correction, double eps, int threads) {
+// rounded weights to `copy`, zeros over the gradients, and a 0 to `finite` if a weight is not finite.
+void adamw(float* weight, bf16* copy, float* gradient, float* mean, float* square, int* finite, int64_t count,
+           float factor, double decay, double beta1, double beta2, double step_size, double correction, double eps,
+           int threads) {
   in_parts(count, threads, [=](int64_t i, Mask some) {
     const Floats g = load(gradient + i, some) * all(factor);
     const Floats before = load(mean + i, some), second = load(square + i, some);
@@ -43,6 +63,10 @@ void adamw(float* weight, bf16* copy, float* gradient, float* mean, float* squar
     store(weight + i, w, some);
     store(gradient + i, all(0), some);
     store(copy + i, w, some);
+    if (some & ~less(w * all(0), all(1))) {  // NaN is not less
+#pragma omp atomic write
+      *finite = 0;
+    }
   });
 }
 }

@@ -80,7 +80,7 @@ void multiply_on_tiles(bf16* out, const uint32_t* x, const uint32_t* weight, con
     for (int64_t at = 0; at < columns; at += COLUMNS) {
       const uint32_t *block = weight + at * pairs, *next = block + pairs * COLUMNS, *behind = next + pairs * COLUMNS;
       for (int64_t row = 0; row < rows; row += TOGETHER, which = 1 - which) {
-        const uint32_t* left = row < whole ? x + row * pairs : last.data();
+        const LeftRows left{row < whole ? x + row * pairs : last.data(), pairs};
         const auto meanwhile = [&](int quarter) {
           for (int64_t i = 0; i < lines && next < behind; ++i, next += 16) _mm_prefetch((const char*)next, _MM_HINT_T1);
           const int step = quarter / QUARTERS;
@@ -88,9 +88,9 @@ void multiply_on_tiles(bf16* out, const uint32_t* x, const uint32_t* weight, con
         };
         const int64_t count = std::min(TOGETHER, rows - row);
         if (count > SIDE)
-          tile_product<2>(sums[which], COLUMNS, left, pairs, TilesInOrder{block}, int(pairs), false, meanwhile);
+          tile_product<2>(sums[which], COLUMNS, left, TilesInOrder{block}, int(pairs), false, meanwhile);
         else
-          tile_product<1>(sums[which], COLUMNS, left, pairs, TilesInOrder{block}, int(pairs), false, meanwhile);
+          tile_product<1>(sums[which], COLUMNS, left, TilesInOrder{block}, int(pairs), false, meanwhile);
         before.row = row, before.at = at, before.count = count;
       }
     }

@@ -34,9 +34,9 @@ void product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const ui
         float* place = c + row * c_row + at;
         const uint32_t* left = a + row * a_row;
         if (row + SIDE < whole)
-          tile_product<2>(place, c_row, left, a_row, RowsOfWords{b + at, b_row}, depth, add);
+          tile_product<2>(place, c_row, LeftRows{left, a_row}, RightRows{b + at, b_row}, depth, add);
         else
-          tile_product<1>(place, c_row, left, a_row, RowsOfWords{b + at, b_row}, depth, add);
+          tile_product<1>(place, c_row, LeftRows{left, a_row}, RightRows{b + at, b_row}, depth, add);
       }
     return;
   }

@@ -15,6 +15,32 @@ constexpr int SIDE = 16;  // rows of a tile, and words of one of its rows
 
 inline int64_t whole_tiles(int64_t count) { return (count + SIDE - 1) / SIDE * SIDE; }
 
+// What a product does meanwhile: it is called QUARTERS times for each step of 16 pairs, with the number of the call.
+constexpr int QUARTERS = 4;
+struct Nothing {
+  void operator()(int) const {}
+};
+
+// Operands, as tiles of SIDE rows and words, two for each step: of a left one below each other, of a right one side by
+// side. Rows of words as they lie, or tiles one after the other.
+struct LeftRows {
+  const uint32_t* first;
+  int64_t row;
+  const uint32_t* tile(int step, int half) const { return first + half * SIDE * row + step * SIDE; }
+  int64_t bytes() const { return 4 * row; }
+};
+struct RightRows {
+  const uint32_t* first;
+  int64_t row;
+  const uint32_t* tile(int step, int half) const { return first + step * SIDE * row + half * SIDE; }
+  int64_t bytes() const { return 4 * row; }
+};
+struct TilesInOrder {
+  const uint32_t* first;
+  const uint32_t* tile(int step, int half) const { return first + (2 * step + half) * SIDE * SIDE; }
+  int64_t bytes() const { return 4 * SIDE; }
+};
+
 #ifdef __AMX_BF16__
 
 // Linux gives a process tile registers on request, for all of its threads.
@@ -54,35 +80,15 @@ class Tiles {
   alignas(64) uint8_t before_[64];
 };
 
-struct Nothing {
-  void operator()(int) const {}
-};
-
 // Compilers do not know that tiles read memory.
 inline void written_before() { asm volatile("" ::: "memory"); }
 
-// Right operands, as tiles of SIDE rows and words: two side by side for each step. Rows of words as they lie, or tiles one
-// after the other.
-struct RowsOfWords {
-  const uint32_t* first;
-  int64_t row;
-  const uint32_t* tile(int step, int half) const { return first + step * SIDE * row + half * SIDE; }
-  int64_t bytes() const { return 4 * row; }
-};
-struct TilesInOrder {
-  const uint32_t* first;
-  const uint32_t* tile(int step, int half) const { return first + (2 * step + half) * SIDE * SIDE; }
-  int64_t bytes() const { return 4 * SIDE; }
-};
-
-// c = a b, or c += a b, of float32 [16 I, 32] for I in {1, 2}, in whole tiles. Each step of 16 pairs has QUARTERS calls of
-// `meanwhile` with their number between its products: tiles are multiplied beside other instructions, and what those
-// fetch at once would keep the next tile waiting.
-constexpr int QUARTERS = 4;
-template <int I, class Right, class Meanwhile = Nothing>
-inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const Right& b, int pairs, bool add,
+// c = a b, or c += a b, of float32 [16 I, 32] for I in {1, 2}, in whole tiles. `meanwhile` runs between the products: tiles
+// are multiplied beside other instructions, and what those fetch at once would keep the next tile waiting.
+template <int I, class Left, class Right, class Meanwhile = Nothing>
+inline void tile_product(float* c, int64_t c_row, const Left& a, const Right& b, int pairs, bool add,
                          const Meanwhile& meanwhile = {}) {
-  const int64_t c_bytes = 4 * c_row, a_bytes = 4 * a_row;
+  const int64_t c_bytes = 4 * c_row;
   float* below = c + SIDE * c_row;
   written_before();
   if (add) {
@@ -98,11 +104,11 @@ inline void tile_product(float* c, int64_t c_row, const uint32_t* a, int64_t a_r
   }
   for (int step = 0; step < pairs / SIDE; ++step) {
     _tile_loadd(6, b.tile(step, 0), b.bytes());
-    _tile_loadd(4, a + step * SIDE, a_bytes);
+    _tile_loadd(4, a.tile(step, 0), a.bytes());
     _tile_dpbf16ps(0, 4, 6);
     meanwhile(QUARTERS * step);
     if (I == 2) {
-      _tile_loadd(5, a + SIDE * a_row + step * SIDE, a_bytes);
+      _tile_loadd(5, a.tile(step, 1), a.bytes());
       _tile_dpbf16ps(2, 5, 6);
     }
     meanwhile(QUARTERS * step + 1);
@@ -125,12 +131,8 @@ class Tiles {
  public:
   Tiles() {}
 };
-struct RowsOfWords {
-  const uint32_t* first;
-  int64_t row;
-};
-template <int I>
-inline void tile_product(float*, int64_t, const uint32_t*, int64_t, const RowsOfWords&, int, bool) {}
+template <int I, class Left, class Right, class Meanwhile = Nothing>
+inline void tile_product(float*, int64_t, const Left&, const Right&, int, bool, const Meanwhile& = {}) {}
 
 #endif
 
