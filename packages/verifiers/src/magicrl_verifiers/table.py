@@ -66,11 +66,11 @@ def _exact(options: JudgeOptions) -> Judge:
 
 
 def _maths(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
-    from magicrl_verifiers.isolated import IsolatedProtocol
+    from magicrl_verifiers.maths.protocol import MathsProtocol
 
     # The module is imported in the workers only: the calling process never loads sympy. The pair to warm up with
     # is one that only Math-Verify can judge, so that no item pays for loading it.
-    return IsolatedProtocol(
+    return MathsProtocol(
         "magicrl_verifiers.maths.maths_verifier:MathsVerifier",
         options,
         time_limit,
