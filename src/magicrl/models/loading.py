@@ -313,6 +313,9 @@ def save_policy(
             (partial / name).write_text(text, encoding="utf-8")
         for name, write in (extra_folders or {}).items():
             write(partial / name)
+        # safetensors 0.8 lets only this user read its files; a server may run as another one
+        for weights in partial.rglob("*.safetensors"):
+            shutil.copymode(partial / "config.json", weights)
     except BaseException:  # e.g. a full disk, which the rest of the model would keep full
         shutil.rmtree(partial, ignore_errors=True)
         raise

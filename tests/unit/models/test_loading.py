@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from magicrl.config.model_schema import TinyModelConfig
@@ -182,6 +182,18 @@ def test_a_model_that_cannot_be_written_leaves_nothing(folder: Path, tmp_path: P
     with pytest.raises(OSError, match="No space left"):
         save_policy(loaded.model, loaded.tokenizer, tmp_path / "out" / "model", extra_folders={"adapter": full})
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_weights_have_the_permissions_of_the_other_files(folder: Path, tmp_path: Path) -> None:
+    loaded = load_policy(folder)
+
+    def adapter(into: Path) -> None:
+        into.mkdir()
+        save_file({"a": torch.ones(1)}, into / "adapter.safetensors")
+
+    saved = save_policy(loaded.model, loaded.tokenizer, tmp_path / "model", extra_folders={"adapter": adapter})
+    modes = {path.stat().st_mode for path in saved.rglob("*") if path.is_file()}
+    assert modes == {(saved / "config.json").stat().st_mode}
 
 
 def test_licence_comes_from_the_model_card_then_the_licence_file(tmp_path: Path) -> None:
