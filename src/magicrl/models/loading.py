@@ -35,6 +35,7 @@ from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import DType
+from magicrl.files import named_errors
 from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.products import LinearForward
@@ -307,12 +308,13 @@ def save_policy(
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        _write_model(model, partial, generation or {})
-        tokenizer.save_pretrained(partial)
-        for name, text in (extra_files or {}).items():
-            (partial / name).write_text(text, encoding="utf-8")
-        for name, write in (extra_folders or {}).items():
-            write(partial / name)
+        with named_errors(folder):
+            _write_model(model, partial, generation or {})
+            tokenizer.save_pretrained(partial)
+            for name, text in (extra_files or {}).items():
+                (partial / name).write_text(text, encoding="utf-8")
+            for name, write in (extra_folders or {}).items():
+                write(partial / name)
     except BaseException:  # e.g. a full disk, which the rest of the model would keep full
         shutil.rmtree(partial, ignore_errors=True)
         raise

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -181,6 +184,16 @@ def test_a_model_that_cannot_be_written_leaves_nothing(folder: Path, tmp_path: P
 
     with pytest.raises(OSError, match="No space left"):
         save_policy(loaded.model, loaded.tokenizer, tmp_path / "out" / "model", extra_folders={"adapter": full})
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_full_disk_is_an_error_that_names_the_model(
+    folder: Path, tmp_path: Path, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    loaded = load_policy(folder)
+    with room_for(100), pytest.raises(OSError, match=r"out/model'$") as full:
+        save_policy(loaded.model, loaded.tokenizer, tmp_path / "out" / "model")
+    assert full.value.errno == errno.EFBIG
     assert not list((tmp_path / "out").iterdir())
 
 
