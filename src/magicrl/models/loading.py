@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -36,7 +36,16 @@ from transformers.utils import logging as hf_logging
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import DType
 from magicrl.files import named_errors
-from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
+from magicrl.models.model_files import (
+    LANGUAGE_PARTS,
+    WeightFiles,
+    check_model,
+    check_stored_as,
+    find_model,
+    not_finite,
+    read_object,
+    weight_paths,
+)
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.products import LinearForward
 from magicrl.models.prompts import end_of_turn_token
@@ -158,7 +167,13 @@ def load_policy(
             "they would be random: check that the folder is a complete causal LM"
         )
     _warn_of_unused(sorted(info["unexpected_keys"]), source)
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    # transformers converts 8-bit values without their scales
+    for path in weight_paths(folder, source):
+        with safe_open(path, framework="np") as file:
+            for name in sorted(parameters.keys() & set(file.keys())):
+                check_stored_as(file.get_slice(name).get_dtype(), name, source)
+    for name, parameter in parameters.items():
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
     # the first matrix of a sound model decides
