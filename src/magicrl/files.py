@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
+import re
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors of a full disk or quota."""
+
+
+@contextmanager
+def named_errors(path: Path) -> Generator[None]:
+    """Raise an error of the file system in this block as an ``OSError`` that names ``path``.
+
+    A failed write does not name its file. safetensors and tokenizers, written in Rust, raise errors of their own type.
+    """
+    try:
+        yield
+    except Exception as error:  # tokenizers raises a plain Exception
+        rust = re.search(r"\(os error (\d+)\)", str(error))
+        number = error.errno if isinstance(error, OSError) else int(rust[1]) if rust else None
+        if number is None or getattr(error, "filename", None):
+            raise
+        raise OSError(number, os.strerror(number), str(path)) from error
 
 
 @contextmanager
@@ -16,7 +37,7 @@ def whole_file(path: Path) -> Generator[BinaryIO]:
     """Open a temporary file for writing that replaces ``path`` at the end of the block, unless the block fails."""
     writing = path.with_name(f".{path.name}.writing")
     try:
-        with writing.open("wb") as file:
+        with named_errors(path), writing.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # else a power cut may leave an empty file under the name

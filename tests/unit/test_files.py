@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from magicrl.files import checksum, only_writer, whole_file, write_atomically
+from magicrl.files import checksum, named_errors, only_writer, whole_file, write_atomically
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
@@ -26,6 +29,23 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path)
     assert [(found.name, found.read_text()) for found in tmp_path.iterdir()] == [("kept.txt", "old")]
     write_atomically(path, "new")
     assert path.read_bytes() == b"new"
+
+
+def test_an_error_of_a_full_disk_names_the_file(
+    tmp_path: Path, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    path = tmp_path / "kept.txt"
+    with room_for(10), pytest.raises(OSError, match=r"kept\.txt'$") as full:
+        write_atomically(path, "x" * 20)
+    assert (full.value.errno, list(tmp_path.iterdir())) == (errno.EFBIG, [])
+    for rust in (Exception("No space left on device (os error 28)"), OSError(errno.ENOSPC, "full")):
+        with pytest.raises(OSError, match=r"No space left.*kept\.txt'$") as found, named_errors(path):
+            raise rust
+        assert found.value.errno == errno.ENOSPC
+    for other in (ValueError("wrong"), OSError(errno.EACCES, "closed", "another")):
+        with pytest.raises(type(other)) as found, named_errors(path):
+            raise other
+        assert found.value is other
 
 
 def test_a_checksum_is_of_the_names_too(tmp_path: Path) -> None:

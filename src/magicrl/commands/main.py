@@ -18,6 +18,7 @@ from rich.console import Console
 import magicrl
 import magicrl_verifiers
 from magicrl.config.errors import RecipeError
+from magicrl.files import NO_ROOM
 from magicrl.reporting.wording import print_prose, visible
 from magicrl_verifiers import references
 from magicrl_verifiers.secrets import without_secrets
@@ -153,6 +154,8 @@ def main(command: App | None = None) -> None:
         if os.environ.get("MAGICRL_TRACEBACK"):
             errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            text += "; free disk space and run the same command again"
         here = re.escape(str(Path.cwd()))  # paths as a user would type them here
         text = re.sub(rf"{here}(?![\w.-])", ".", re.sub(f"{here}{os.sep}", "", without_secrets(text)))
         if frames and not isinstance(error, RecipeError):

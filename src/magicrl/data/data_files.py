@@ -251,10 +251,7 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
         separator = max(",;\t", key=head.count)
         table = csv.DictReader(text, strict=True, delimiter=separator)
         try:
-            names = [name for name in table.fieldnames or () if name]
-            twice = next((name for name in names if names.count(name) > 1), None)
-            if twice is not None:
-                raise ValueError(f"{path}: two columns are called {twice!r}; rename one of them")
+            _check_names(path, table.fieldnames or ())
             for index, record in enumerate(table):
                 where = f"{path}, line {table.line_num}"
                 if None in record or None in record.values():
@@ -267,6 +264,13 @@ def _read_csv(path: Path) -> Iterator[Row | BadRow]:
             raise ValueError(f"{path}: broken CSV after line {table.line_num} ({error})") from error
 
 
+def _check_names(path: Path, columns: Sequence[str]) -> None:
+    # spreadsheets write empty columns without names
+    twice = next((name for name in columns if name and columns.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{path}: two columns are called {twice!r}; rename one of them")
+
+
 def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
     import pyarrow as pa  # heavy, and only this kind of file needs it
     import pyarrow.parquet as pq
@@ -274,6 +278,7 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
     index = 0
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as table:
+            _check_names(path, table.schema_arrow.names)
             for batch in table.iter_batches(batch_size=1024):
                 for record in _records(batch):
                     where = f"{path}, row {index + 1}"

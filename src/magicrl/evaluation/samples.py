@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from magicrl.config.loader import leaves
-from magicrl.files import only_writer, write_atomically
+from magicrl.files import named_errors, only_writer, write_atomically
 from magicrl.records import Completion, FinishReason, Message, Outcome, Problem, Verdict, reward_earned
 
 
@@ -126,14 +126,15 @@ class SampleFile:
     def append(self, row: SampleRow) -> None:
         """Write one row. It is in the file when this returns, and on the disk after `close`."""
         document = {key: value for key, value in asdict(row).items() if value is not None}
-        self._file.write(json.dumps(document, allow_nan=False) + "\n")
-        self._file.flush()
+        with named_errors(self._path):
+            self._file.write(json.dumps(document, allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
         """Flush to the disk."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
+        with named_errors(self._path), self._file:
+            self._file.flush()
+            os.fsync(self._file.fileno())
 
 
 def read_samples(paths: Iterable[Path]) -> Iterator[SampleRow]:

@@ -20,7 +20,7 @@ from typing import Any, Literal, cast
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -35,8 +35,18 @@ from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import DType
+from magicrl.files import named_errors
 from magicrl.models.linear import use_gradient_sums
-from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
+from magicrl.models.model_files import (
+    LANGUAGE_PARTS,
+    WeightFiles,
+    check_model,
+    check_stored_as,
+    find_model,
+    not_finite,
+    read_object,
+    weight_paths,
+)
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.prompts import end_of_turn_token
 from magicrl.models.recurrent import check_layers
@@ -157,7 +167,13 @@ def load_policy(
             "they would be random: check that the folder is a complete causal LM"
         )
     _warn_of_unused(sorted(info["unexpected_keys"]), source)
-    for name, parameter in model.named_parameters():
+    parameters = dict(model.named_parameters())
+    # transformers converts 8-bit values without their scales
+    for path in weight_paths(folder, source):
+        with safe_open(path, framework="np") as file:
+            for name in sorted(parameters.keys() & set(file.keys())):
+                check_stored_as(file.get_slice(name).get_dtype(), name, source)
+    for name, parameter in parameters.items():
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
     # the first matrix of a sound model decides
@@ -307,15 +323,16 @@ def save_policy(
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:
-        _write_model(model, partial, generation or {})
-        tokenizer.save_pretrained(partial)
-        for name, text in (extra_files or {}).items():
-            (partial / name).write_text(text, encoding="utf-8")
-        for name, write in (extra_folders or {}).items():
-            write(partial / name)
-        # safetensors 0.8 lets only this user read its files; a server may run as another one
-        for weights in partial.rglob("*.safetensors"):
-            shutil.copymode(partial / "config.json", weights)
+        with named_errors(folder):
+            _write_model(model, partial, generation or {})
+            tokenizer.save_pretrained(partial)
+            for name, text in (extra_files or {}).items():
+                (partial / name).write_text(text, encoding="utf-8")
+            for name, write in (extra_folders or {}).items():
+                write(partial / name)
+            # safetensors 0.8 lets only this user read its files; a server may run as another one
+            for weights in partial.rglob("*.safetensors"):
+                shutil.copymode(partial / "config.json", weights)
     except BaseException:  # e.g. a full disk, which the rest of the model would keep full
         shutil.rmtree(partial, ignore_errors=True)
         raise

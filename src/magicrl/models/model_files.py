@@ -294,16 +294,21 @@ class WeightFiles:
             for key in keys:
                 header = self._header(key)
                 found, kind = tuple(header.get_shape()), header.get_dtype()
-                if kind not in _PLAIN:
-                    raise ValueError(
-                        f"model {self._source}: weight {key} is stored as {kind}, so the model is quantised; training "
-                        "needs the weights it was quantised from (float32, bfloat16 or float16)"
-                    )
+                check_stored_as(kind, key, self._source)
                 if found != self._shapes[name]:
                     raise ValueError(
                         f"model {self._source}: weight {key} is {list(found)} in the file and "
                         f"{list(self._shapes[name])} by the config; take config.json and weights from one model"
                     )
+
+
+def check_stored_as(kind: str, weight: str, source: str) -> None:
+    """Raise ``ValueError`` for a weight that its file stores as ``kind``, where that is no precision of training."""
+    if kind not in _PLAIN:
+        raise ValueError(
+            f"model {source}: weight {weight} is stored as {kind}, so the model is quantised; training needs the "
+            "weights it was quantised from (float32, bfloat16 or float16)"
+        )
 
 
 def stored_buffers(model: PreTrainedModel) -> set[str]:

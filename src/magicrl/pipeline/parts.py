@@ -7,7 +7,6 @@ computes what changed.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Generator, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from magicrl.files import whole_file
+from magicrl.files import NO_ROOM, whole_file
 
 _KEY = b"magicrl_key"
 
@@ -72,19 +71,16 @@ def write_part(path: Path, table: pa.Table, key: str) -> None:
         pq.write_table(marked, file, compression="zstd", row_group_size=4096, write_page_checksum=True)
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 @contextmanager
 def told_when_full(folder: Path) -> Generator[None]:
-    """Turn an error of a full disk inside this context into a ValueError that says what to do."""
+    """Turn an error of a full disk inside this context into a RuntimeError that says what to do."""
     try:
         yield
     except OSError as error:
         short = error.errno is None and "requested and" in str(error)  # numpy's message for a short write
-        if error.errno not in _FULL and not short:
+        if error.errno not in NO_ROOM and not short:
             raise
-        raise ValueError(
+        raise RuntimeError(
             f"{folder}: cannot be written: {error.strerror or error}; free some space (or allow it) and run the same "
             "command again, what is finished is kept"
         ) from None

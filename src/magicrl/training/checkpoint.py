@@ -35,7 +35,7 @@ from magicrl.files import sha256_of
 from magicrl.models.adapters import ADAPTER, LoraAdapters
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.model_files import find_model, weights_fingerprint
-from magicrl.training.protocols import WritesShards
+from magicrl.training.protocols import TrainingStopped, WritesShards
 
 SHARDS = "learner"
 """Folder of the learner's shards in a checkpoint."""
@@ -127,7 +127,7 @@ class CheckpointWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         try:
             self.wait()
-        except (CheckpointError, RuntimeError):
+        except RuntimeError:
             # The error that ended the block matters more, but a signal is not an error.
             if error is None or isinstance(error, KeyboardInterrupt):
                 raise
@@ -149,7 +149,7 @@ class CheckpointWriter:
         flushes files that must not be older than the checkpoint.
 
         Raises:
-            CheckpointError: The previous one could not be written, or this one not started. Older ones are untouched.
+            TrainingStopped: The previous one could not be written, or this one not started. Older ones are untouched.
         """
         self.wait()
         name = f"step-{checkpoint.step:06d}"
@@ -201,7 +201,7 @@ class CheckpointWriter:
         self._begun = self._thread.submit(write)
 
     def check(self) -> None:
-        """Raise the ``CheckpointError`` of a failed checkpoint. Does not wait."""
+        """Raise the ``TrainingStopped`` of a failed checkpoint. Does not wait."""
         if self._begun is not None and self._begun.done():
             self.wait()
 
@@ -209,7 +209,7 @@ class CheckpointWriter:
         """Wait for the checkpoint in progress and return its folder, None if there is none.
 
         Raises:
-            CheckpointError: It could not be written. Older ones are untouched.
+            TrainingStopped: It could not be written. Older ones are untouched.
         """
         begun = self._begun
         if begun is None:
@@ -222,11 +222,11 @@ class CheckpointWriter:
             if begun.done():  # a signal may end the wait
                 self._begun = None
 
-    def _failed(self, name: str, writing: Path, error: Exception) -> CheckpointError:
+    def _failed(self, name: str, writing: Path, error: Exception) -> TrainingStopped:
         shutil.rmtree(writing, ignore_errors=True)  # The files of this checkpoint may occupy the missing space.
         last = _folders(self._root)
         remedy = f"the last good one is {last[-1].name}" if last else "there is none yet"
-        return CheckpointError(
+        return TrainingStopped(
             f"the checkpoint {self._root / name} could not be written: {error}; {remedy}. "
             "Free disk space (or fix the permissions) and continue with --resume"
         )

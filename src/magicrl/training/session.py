@@ -9,7 +9,6 @@ allows just enough time.) A second signal stops at once.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import signal
@@ -24,7 +23,7 @@ from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_fi
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
-from magicrl.files import only_writer, write_atomically
+from magicrl.files import NO_ROOM, only_writer, write_atomically
 from magicrl.models.model_files import find_model, weights_differ
 from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.registry import is_builtin
@@ -162,9 +161,6 @@ class Workers:
         return found
 
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 def run_training(
     config: TrainConfig,
     output: Path,
@@ -248,7 +244,7 @@ def _ending_noted(folder: RunFolder, judge: OwnedVerifiers) -> Generator[None]:
         stopped = isinstance(error, KeyboardInterrupt)
         with contextlib.suppress(OSError):  # the cause matters more than this failure, e.g. on a full disk
             folder.finish("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
             raise TrainingStopped(
                 f"{folder.path} could not be written: {error}. Free disk space and continue with --resume; "
                 "the last checkpoint is complete"
@@ -393,7 +389,7 @@ class Session:
         Raises:
             Interrupted: A signal asked to stop. The step is complete, and in a checkpoint at the end of
                 `open_session`'s block.
-            CheckpointError: A checkpoint could not be written since the last step.
+            TrainingStopped: A checkpoint could not be written since the last step.
         """
         stage = self._schedule.stage
         if stage is None:

@@ -217,7 +217,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_the_last_checkpoint(
     run(toy_recipe, tmp_path / "whole", NullObserver(), *options)
     checkpoint = next((tmp_path / "whole" / "checkpoints").glob("*/tensors.safetensors")).stat().st_size
     first = tmp_path / "first"
-    with room_for(checkpoint - 1), pytest.raises(CheckpointError, match=r"could not be written: .*there is none yet"):
+    with room_for(checkpoint - 1), pytest.raises(TrainingStopped, match=r"could not be written: .*there is none yet"):
         run(toy_recipe, first, NullObserver(), *options, "stages.0.max_steps=6", "evaluation.every=0")
     assert status(first)["status"] == "failed"
     assert steps_of(first) in ([1, 2], [1, 2, 3]), "it was written while step 3 was made, at most"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cyclopts import App, CoercionError
@@ -140,6 +142,15 @@ def test_an_error_of_the_command_line_is_one_sentence(
         main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == f"{error}\n"
+
+
+def test_a_full_disk_is_failed_work_with_its_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "runs/a/model"))
+    with pytest.raises(SystemExit) as ended:
+        main(full)
+    assert ended.value.code == 1
+    wanted = "magicrl: runs/a/model: No space left on device; free disk space and run the same command again\n"
+    assert capsys.readouterr().err == wanted
 
 
 def test_an_error_shows_characters_that_a_terminal_would_act_on(

@@ -278,6 +278,14 @@ def test_every_set_that_is_here_is_read_whole_by_every_command(shared_data: Path
         assert found.first.problem.verifier == ("code" if "code" in path.parts else "maths"), path
 
 
+def test_two_columns_of_a_parquet_file_with_one_name_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    columns = [pa.array([text]) for text in ("What?", "4", "5")]
+    pq.write_table(pa.table(columns, names=["question", "answer", "answer"]), path)
+    with pytest.raises(ValueError, match=r"rows\.parquet: two columns are called 'answer'; rename one of them"):
+        list(read_rows(path))
+
+
 def test_two_columns_of_a_csv_with_one_name_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("question,answer,answer,,\nWhat?,4,5,,\n")

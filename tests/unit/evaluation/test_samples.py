@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -104,6 +105,16 @@ def run(path: Path, engine: Scripted, plan: SamplingPlan = PLAN) -> list[tuple[i
     finally:
         file.close()
     return told
+
+
+def test_a_full_disk_names_the_file_of_the_samples(
+    tmp_path: Path, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    file = SampleFile(tmp_path / "s.jsonl")
+    with room_for(0):
+        for write in (lambda: file.append(row("p", 0)), file.close):
+            with pytest.raises(OSError, match=r"s\.jsonl'$"):
+                write()
 
 
 def test_a_job_that_stops_anywhere_goes_on_to_the_sample(tmp_path: Path) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -194,6 +197,16 @@ def test_weights_have_the_permissions_of_the_other_files(folder: Path, tmp_path:
     saved = save_policy(loaded.model, loaded.tokenizer, tmp_path / "model", extra_folders={"adapter": adapter})
     modes = {path.stat().st_mode for path in saved.rglob("*") if path.is_file()}
     assert modes == {(saved / "config.json").stat().st_mode}
+
+
+def test_a_full_disk_is_an_error_that_names_the_model(
+    folder: Path, tmp_path: Path, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    loaded = load_policy(folder)
+    with room_for(100), pytest.raises(OSError, match=r"out/model'$") as full:
+        save_policy(loaded.model, loaded.tokenizer, tmp_path / "out" / "model")
+    assert full.value.errno == errno.EFBIG
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_licence_comes_from_the_model_card_then_the_licence_file(tmp_path: Path) -> None:

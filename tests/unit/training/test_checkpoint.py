@@ -24,6 +24,7 @@ from magicrl.training.checkpoint import (
     load_latest,
     split_state,
 )
+from magicrl.training.protocols import TrainingStopped
 
 RoomFor = Callable[[int], AbstractContextManager[None]]
 
@@ -89,7 +90,7 @@ def test_a_full_disk_leaves_the_last_good_one_and_gives_its_space_back(
     saved(tmp_path, make(1), keep_last=2)
     with (
         room_for(size),
-        pytest.raises(CheckpointError, match=r"step-000002 could not be written: .*last good one is step-000001"),
+        pytest.raises(TrainingStopped, match=r"step-000002 could not be written: .*last good one is step-000001"),
     ):
         saved(tmp_path, make(2), keep_last=2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
@@ -193,14 +194,14 @@ def test_ranks_are_waited_for_and_let_go_of_an_older_one_before_it_is_removed(tm
 def test_a_rank_without_room_is_named(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path, Ranks(OSError("learner rank 1: no room")))
     writer.begin(make(1), keep_last=1)
-    with pytest.raises(CheckpointError, match="could not be written: learner rank 1: no room; there is none yet"):
+    with pytest.raises(TrainingStopped, match="could not be written: learner rank 1: no room; there is none yet"):
         writer.wait()
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("ending", "told"),
-    [(None, CheckpointError), (KeyboardInterrupt("stop"), CheckpointError), (ArithmeticError("why"), ArithmeticError)],
+    [(None, TrainingStopped), (KeyboardInterrupt("stop"), TrainingStopped), (ArithmeticError("why"), ArithmeticError)],
 )
 def test_an_error_of_the_thread_is_told_at_the_next_step_or_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: BaseException | None, told: type[BaseException]
@@ -222,7 +223,7 @@ def test_an_error_of_the_thread_is_told_at_the_next_step_or_the_end(
 
     writer = CheckpointWriter(tmp_path)
     writer.begin(make(1), keep_last=1)
-    with pytest.raises(CheckpointError, match="No space left"):
+    with pytest.raises(TrainingStopped, match="No space left"):
         checked()
     with pytest.raises(told):
         block()
