@@ -35,11 +35,20 @@ from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.model_schema import DType
-from magicrl.models.model_files import LANGUAGE_PARTS, WeightFiles, check_model, find_model, not_finite, read_object
+from magicrl.models.model_files import (
+    LANGUAGE_PARTS,
+    WeightFiles,
+    check_model,
+    find_model,
+    not_finite,
+    read_object,
+    refuse_constant,
+)
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.products import LinearForward
 from magicrl.models.prompts import end_of_turn_token
 from magicrl.models.recurrent import check_layers
+from magicrl_verifiers.progress import plural
 
 
 def device_name(device: torch.device) -> str:
@@ -153,19 +162,14 @@ def load_policy(
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(
-            f"model {source} lacks {len(missing)} weight{'s' * (len(missing) != 1)}, e.g. {missing[0]}; "
+            f"model {source} lacks {plural(len(missing), 'weight')}, e.g. {missing[0]}; "
             "they would be random: check that the folder is a complete causal LM"
         )
     _warn_of_unused(sorted(info["unexpected_keys"]), source)
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
-    # the first matrix of a sound model decides
-    if all(bool((weight == weight.flatten()[0]).all()) for weight in model.parameters() if weight.ndim > 1):
-        raise ValueError(
-            f"model {source}: each weight matrix holds one value (zeros, e.g.), so nothing can be learned from its "
-            "samples; save that model again, or fetch it again"
-        )
+    refuse_constant((weight for weight in model.parameters() if weight.ndim > 1), source)
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     LinearForward.put_into(model)
     model.eval()
