@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
+from magicrl.evaluation.statistics import holm
 from studies.definition import (
     Claim,
     CrossingClaim,
@@ -92,22 +93,6 @@ def decide(claims: Sequence[Claim], runs: Mapping[str, Runs], *, looks: int = 1)
     first = [_decided(v, sides[v.claim], level) if v.claim in sides else v for v in raw]
     left = sum(verdict.decision == "undecided" for verdict in first)
     return [_with_starts_needed(c, v, 1 - level / (2 * max(left, 1))) for c, v in zip(claims, first, strict=True)]
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return p-values with Holm's step-down correction, in the given order.
-
-    Example:
-        >>> holm([0.01, 0.04, 0.03])
-        [0.03, 0.06, 0.06]
-    """
-    adjusted = [0.0] * len(p_values)
-    worst = 0.0
-    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
-    for rank, index in enumerate(order):
-        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = worst
-    return adjusted
 
 
 def examine(claim: Claim, runs: Runs) -> Verdict:

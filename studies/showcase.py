@@ -26,10 +26,10 @@ from scipy import stats
 from magicrl.config.data_schema import SourceConfig
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.sources import load_problems
+from magicrl.evaluation.statistics import holm
 from magicrl.records import Problem
 from magicrl.reporting.charts import Chart, Series, draw
 from magicrl.training.start_checks import check_run
-from studies.claims import holm
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results" / "showcase"

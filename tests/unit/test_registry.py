@@ -109,9 +109,16 @@ def test_a_file_that_failed_is_read_again(tmp_path: Path) -> None:
     assert resolve("loss", f"{mine}:LATE") == 1
 
 
-def test_a_module_is_named_by_its_import_path() -> None:
+def test_a_module_is_named_by_its_import_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve("reward", "math:floor")(1.5) == 1
-    assert file_fingerprint("math:floor") is None
+    for installed in ("math:floor", "json.decoder:JSONDecoder", "numpy:mean", "no such:module", "nowhere.at.all:f"):
+        assert file_fingerprint(installed) is None
+    (tmp_path / "my_rewards_module.py").write_text("one = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = file_fingerprint("my_rewards_module:one")
+    assert before is not None
+    (tmp_path / "my_rewards_module.py").write_text("one = 2\n")
+    assert file_fingerprint("my_rewards_module:one") not in (None, before)
 
 
 def test_an_entry_point_of_an_installed_package_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from magicrl.planning.memory import GIB, host_memory
 from magicrl_verifiers.batch import usable_cores
 from magicrl_verifiers.cli import Whole
 from magicrl_verifiers.code.sandbox import Sandbox, SandboxError, SandboxOptions
+from magicrl_verifiers.progress import plural
 
 cluster_app = App(name="cluster", help="Check a Ray cluster before a run.")
 _COLOURS = {"ok": "green", "absent": "dim", "warning": "yellow", "trouble": "red"}
@@ -134,7 +135,7 @@ def cluster_doctor(recipe: Path | None = None, /, *, address: str | None = None,
     healthy = all(finding.status != "trouble" for finding in findings)
     cpus, gpus = sum(node.cpus for node in found), sum(node.gpus for node in found)
     verdict = "fit for a run" if healthy else "not fit for a run: see the lines marked trouble"
-    console.print(f"{len(found)} nodes, {cpus:g} CPUs, {gpus:g} GPUs: {verdict}")
+    console.print(f"{plural(len(found), 'node')}, {cpus:g} CPUs, {gpus:g} GPUs: {verdict}")
     return 0 if healthy else 1
 
 

@@ -182,6 +182,8 @@ def _present(
         document = compare_all(compare)
         for comparison in document["comparisons"]:
             show_comparison(comparison, console)
+        if document["note"]:
+            say(console, document["note"])
         if output is not None:
             say(console, f"comparison: {save_comparison(document, output)}")
         return 0

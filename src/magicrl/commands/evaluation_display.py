@@ -18,8 +18,8 @@ from magicrl.commands.tables import listing
 from magicrl.evaluation.benchmarks import known_benchmarks
 from magicrl.evaluation.presets import TABLE13_SETS
 from magicrl.evaluation.samples import SampleRow
-from magicrl.reporting.wording import number_text, percent, points, visible
-from magicrl_verifiers.progress import TimeLeft, duration
+from magicrl.reporting.wording import number_text, percent, points, unjudged_note, visible
+from magicrl_verifiers.progress import TimeLeft, duration, plural
 
 if TYPE_CHECKING:
     from magicrl.evaluation.options import JobCost
@@ -63,8 +63,8 @@ class EvalDisplay:
             there = f"; {done} of them exist already" if done else ""
             paid = "" if cost.most_price is None else f", {money(cost.most_price)} at the prices given"
             self._line(
-                f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
-                f"at most {cost.most_tokens:,} tokens to generate{paid}"
+                f"{cost.name}: {plural(cost.problems, 'problem')} x {plural(cost.samples, 'sample')}, {cost.wanted} in "
+                f"this call{there}; at most {cost.most_tokens:,} tokens to generate{paid}"
             )
 
     def note(self, text: str) -> None:
@@ -133,7 +133,8 @@ def show_results(path: Path, console: Console) -> None:
                 "avg@k and pass@k count responses whose score reaches the reward's right_from"
             )
         if result["not_judged"]:
-            notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
+            drawn = result["problems"] * result["samples"]
+            notes.append(f"{name}: {unjudged_note(result['not_judged'], drawn, result['truncation']['mean'])}")
         whole = result["accuracy"]["problems"]
         for measure, by_k in (("pass", result["pass_at"]), ("maj", result["majority_at"])):
             k = max(by_k, key=int, default=None)
@@ -217,7 +218,7 @@ def show_comparison(document: Mapping[str, Any], console: Console) -> None:
             _cent(row["after"]),
             points(row["difference"]["mean"]),
             _interval(row["difference"], points),
-            "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}",
+            "<0.001" if row["p_corrected"] < 0.001 else f"{row['p_corrected']:.3f}",
             f"{row['better']}/{row['worse']}",
         )
         thrift = row["efficiency"]

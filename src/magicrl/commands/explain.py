@@ -24,7 +24,7 @@ from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
 from magicrl.config.given import PathText, path_text
 from magicrl.reporting.wording import checkpoint_name, number_text, print_prose, visible
-from magicrl_verifiers.progress import duration
+from magicrl_verifiers.progress import duration, plural
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -327,7 +327,7 @@ def _show(found: dict[str, Any], console: Console) -> None:
     if rows:
         console.print(table, markup=False)
     if rows[SHOWN:]:
-        console.print(f"and {len(rows) - SHOWN} more groups (--page, --json)", style="dim")
+        console.print(f"and {plural(len(rows) - SHOWN, 'more group')} (--page, --json)", style="dim")
     head, rows = what_if_rows(found)
     for row in rows:
         text = ", ".join(f"{name} {cell}" for name, cell in zip(head[1:], row[1:], strict=True) if cell)
@@ -415,7 +415,7 @@ def explain_summary(found: Mapping[str, Any]) -> str:
         return f"{name} changed no weight: the responses to each of its {len(groups)} problems have equal rewards."
     learned = [group for group in groups if group["learned_from"]]
     better = sum(group["gain"] > 0 for group in learned)
-    count = "1 update" if update["sgd_steps"] == 1 else f"{update['sgd_steps']} updates"
+    count = plural(update["sgd_steps"], "update")
     change = update["entropy_change"]
     return (
         f"{name} made {count} with {len(learned)} of {len(groups)} groups: in {better} of these the better responses "

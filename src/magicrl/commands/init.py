@@ -27,12 +27,13 @@ from magicrl.config.loader import GENERATED_BY_SHORTHAND, GYM, load_sft_recipe, 
 from magicrl.config.model_schema import DType, ModelConfig
 from magicrl.config.paths import with_files
 from magicrl.config.sft_schema import SftPhaseConfig
+from magicrl.data.data_files import splits_of
 from magicrl.data.sources import Place, Quarantined, Recognised, load_problems, recognise
 from magicrl.records import Problem
 from magicrl.registry import check, is_builtin
 from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import EXPLORES, NOTHING_LEARNED, too_few
-from magicrl_verifiers.progress import duration
+from magicrl_verifiers.progress import duration, plural
 from magicrl_verifiers.several import reward_names
 
 if TYPE_CHECKING:
@@ -127,9 +128,11 @@ def init(
         policy = load_policy(name, device=resolve_device("auto"))
     check_isolation(policy.model, valid_vocab=policy.valid_vocab)
     encoder = PromptEncoder(policy.tokenizer, policy.max_context)
-    short = _with_short_prompts(read, policy, encoder)
-    encoder.encode(short.problems[0])  # a conversation without a chat template is refused before it is counted
-    _report(console, read, policy, encoder)
+    # A conversation without a chat template is refused before it is counted. The shortest fits the context.
+    encoder.encode(min(read.problems, key=lambda problem: len(problem.prompt)))
+    lengths = [encoder.length(problem) for problem in read.problems]
+    short = _with_short_prompts(read, lengths, policy.max_context // 2)
+    _report(console, read, policy, encoder, lengths)
     best, speed, precision = _look(name, short, policy, encoder, console)
     best, solved = _learnable(short, policy, encoder, best, place)
     setting = _setting(name, read, policy, encoder, best, place, minutes, precision, speed)
@@ -201,16 +204,17 @@ def _read(data: str, prompt: str | None, answer: str | None, verifier: str | Non
         source = source.model_copy(update={"verifier": "exact"})
         problems = load_problems(source)
     if len(problems) < 10:
-        raise ValueError(f"{data} has {len(problems)} problems; training and its evaluation need 10, better hundreds")
+        raise ValueError(
+            f"{data} has {plural(len(problems), 'problem')}; training and its evaluation need 10, better hundreds"
+        )
     return _Data(source=source, found=found, problems=problems)
 
 
-def _with_short_prompts(read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> _Data:
+def _with_short_prompts(read: _Data, lengths: Sequence[int], half: int) -> _Data:
     """Return the problems that a recipe trains on: half of the context is left for the answer. Raise ``ValueError`` if
     there are fewer than ten.
     """
-    half = policy.max_context // 2
-    short = [problem for problem in read.problems if encoder.length(problem) <= half]
+    short = [problem for problem, length in zip(read.problems, lengths, strict=True) if length <= half]
     if len(short) < 10:
         raise ValueError(
             f"{len(read.problems) - len(short)} of {len(read.problems)} prompts have more than {half} tokens, half of "
@@ -235,9 +239,8 @@ def _are_words(problems: Sequence[Problem]) -> bool:
     )
 
 
-def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder) -> None:
+def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptEncoder, lengths: Sequence[int]) -> None:
     """Print what was found in the data and in the model."""
-    lengths = np.array(sorted(encoder.length(problem) for problem in read.problems))
     verifier = read.problems[0].verifier
     # a reward function may read every column
     reads_all = any(not is_builtin("reward", name) for name in reward_names(verifier))
@@ -252,8 +255,12 @@ def _report(console: Console, read: _Data, policy: LoadedModel, encoder: PromptE
         table.add_row("left out", f"{len(read.found.rejected)}, e.g. {_placed(*read.found.rejected[0])}")
     if read.found.first is not None and read.found.first.unused:
         table.add_row("for the reward" if reads_all else "not used", f"columns {', '.join(read.found.first.unused)}")
-    table.add_row("prompts", f"{_quantiles(lengths)} tokens (median, 90 %, longest)")
-    if left_out := int((lengths > policy.max_context // 2).sum()):
+    path = Path(read.source.path or "")
+    if read.source.path and path.is_dir() and (others := [name for name in splits_of(path) if name != "train"]):
+        test = f"a test set of it: [data.test.NAME] with path and split = {others[0]!r}"
+        table.add_row("not read", f"split {', '.join(others)} ({test})")
+    table.add_row("prompts", f"{_quantiles(np.array(sorted(lengths)))} tokens (median, 90 %, longest)")
+    if left_out := sum(length > policy.max_context // 2 for length in lengths):
         table.add_row("left out", f"{left_out} with prompts of more than {policy.max_context // 2} tokens")
     chat = "chat template" if policy.tokenizer.chat_template else "no chat template (prompts are plain text)"
     end = policy.tokenizer.convert_ids_to_tokens(encoder.end_token)

@@ -21,7 +21,7 @@ from magicrl.commands.tables import progress_lines
 from magicrl.config.errors import RecipeError
 from magicrl.config.given import Data, PathText, Recipe, Reward, Settings, given_recipe
 from magicrl.reporting.wording import percent, print_prose, visible
-from magicrl_verifiers.progress import duration
+from magicrl_verifiers.progress import duration, plural
 
 UNSOUND = 3
 """Exit status if something would keep the run from learning; ``magicrl train`` has the same for such a run."""
@@ -58,7 +58,8 @@ def preflight(
         progress: Called with a line of text at each measurement; default: not at all.
 
     Returns:
-        ``sound``, ``findings`` (name, severity, message, remedy) and the figures behind them, as JSON values.
+        ``sound``, ``findings`` (name, severity, message, remedy) and the figures behind them, as JSON values. There are
+        no figures if no answer could be judged.
 
     Raises:
         ValueError: an argument is wrong, or the run would be refused at its start.
@@ -81,8 +82,9 @@ def preflight(
     # torch takes seconds to import, so the recipe is read first
     from magicrl.commands.training import threads_kept
     from magicrl.training.assemble import LocalParts, build_run, set_threads, start_model_folder
+    from magicrl.training.metrics import UnjudgedError
     from magicrl.training.preflight import measure
-    from magicrl.training.preflight_rules import preflight_findings
+    from magicrl.training.preflight_rules import nothing_judged, preflight_findings
     from magicrl.training.start_checks import check_run
 
     # the parts on other machines are measured on this machine
@@ -99,9 +101,12 @@ def preflight(
             newest = {"rollout": config.rollout.model_copy(update={"weight_lag": 0})}
             built = build_run(config.model_copy(update=newest), ready, start)
             with contextlib.closing(built.engine):
-                facts = measure(
-                    config, built, judge, progress or (lambda _: None), seconds=60 * minutes, samples=samples
-                )
+                try:
+                    facts = measure(
+                        config, built, judge, progress or (lambda _: None), seconds=60 * minutes, samples=samples
+                    )
+                except UnjudgedError as error:
+                    return {"recipe": config.run.name, "sound": False, "findings": [nothing_judged(str(error))]}
     found, values = preflight_findings(facts), asdict(facts)
     values["learnable"]["answers"].pop("judging")
     return {
@@ -139,7 +144,7 @@ def _present(work: functools.partial[dict[str, Any]], *, json: bool = False, pag
             print_prose(console, f"  {visible(finding['message'])}\n  {visible(finding['remedy'])}")
         print_prose(console, preflight_verdict(found))
         minutes = work.keywords.get("minutes", MINUTES)
-        if found["seconds"] > 1.5 * 60 * minutes:
+        if found.get("seconds", 0.0) > 1.5 * 60 * minutes:
             took = f"the fewest answers and steps that say something took {duration(found['seconds'])}"
             print_prose(console, f"note: --minutes {minutes:g} is too short for this recipe: {took}")
     if page is not None:
@@ -166,6 +171,11 @@ def write_preflight_page(found: Mapping[str, Any], output: Path, command: str = 
     from magicrl.reporting.charts import bars_view
     from magicrl.reporting.page import block, figures_block, render_page, write_page
 
+    data = {"findings": found["findings"], "figures": preflight_figures(found), "verdict": preflight_verdict(found)}
+    blocks = [block("preflight", "Before the run", data)]
+    head = [("findings", str(len(found["findings"])))]
+    if "learnable" not in found:
+        return write_page(render_page(found["recipe"], head, blocks, command, kind="preflight"), output)
     learnable = found["learnable"]
     answers = learnable["answers"]
     shares = [
@@ -184,9 +194,7 @@ def write_preflight_page(found: Mapping[str, Any], output: Path, command: str = 
     if paid:
         note = "Mean reward of constructed responses."
         views.append(bars_view("reward", "Reward by kind of response", "reward", paid, note, color=1, left=240))
-    data = {"findings": found["findings"], "figures": preflight_figures(found), "verdict": preflight_verdict(found)}
-    blocks = [
-        block("preflight", "Before the run", data),
+    blocks += [
         figures_block("measured", "Measured", [[view] for view in views]),
         block(
             "example",
@@ -199,7 +207,7 @@ def write_preflight_page(found: Mapping[str, Any], output: Path, command: str = 
             },
         ),
     ]
-    head = [("seconds", f"{found['seconds']:.0f}"), ("findings", str(len(found["findings"])))]
+    head.insert(0, ("seconds", f"{found['seconds']:.0f}"))
     return write_page(render_page(found["recipe"], head, blocks, command, kind="preflight"), output)
 
 
@@ -208,13 +216,14 @@ def preflight_verdict(found: Mapping[str, Any]) -> str:
     stops = [item["name"].replace("_", " ") for item in found["findings"] if item["severity"] == "stop"]
     if stops:
         return f"Not sound: {', '.join(stops)}. With this recipe the run would learn little or nothing."
-    warned = len(found["findings"])
-    warnings = f", {warned} {'warning' if warned == 1 else 'warnings'}" if warned else ""
+    warnings = f", {plural(len(found['findings']), 'warning')}" if found["findings"] else ""
     return f"Sound: nothing was found that would keep the run from learning{warnings}."
 
 
 def preflight_figures(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures as (label, value)."""
+    """Return the figures as (label, value); [] if no answer could be judged."""
+    if "learnable" not in found:
+        return []
     learnable, reward, update, cost = (found[key] for key in ("learnable", "reward", "update", "cost"))
     answers = learnable["answers"]
     lengths = learnable["lengths"]

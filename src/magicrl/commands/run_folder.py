@@ -13,6 +13,7 @@ from magicrl.reporting.curves import figure_groups
 from magicrl.reporting.page import PageBlock, render_page
 from magicrl.reporting.read_folders import RecordedRun, SetEvaluation, read_run
 from magicrl.reporting.run_page import run_blocks, run_facts
+from magicrl_verifiers.progress import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,7 +146,8 @@ class Run:
 
     def __repr__(self) -> str:
         told = f", {self.verdict}" if self.verdict else ""
-        return f"<run {self.recorded.name!r} in {self.path}: {self.status}, {len(self.recorded.metrics)} steps{told}>"
+        steps = plural(len(self.recorded.metrics), "step")
+        return f"<run {self.recorded.name!r} in {self.path}: {self.status}, {steps}{told}>"
 
     def _repr_html_(self) -> str:
         blocks = [b for b in run_blocks(self.recorded) if b.key not in _LEFT_OUT]

@@ -31,7 +31,7 @@ from magicrl.reporting.run_page import write_run_page
 from magicrl.reporting.scores import summary
 from magicrl.reporting.wording import print_prose
 from magicrl.training.diagnosis import NOTHING_LEARNED
-from magicrl_verifiers.progress import duration
+from magicrl_verifiers.progress import duration, plural
 
 
 @in_python()
@@ -149,7 +149,7 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
         return f"about {duration(60 * minutes * plan.hours / unchanged.hours)} from what init measured; "
     # the planner counts products, which are not what takes the time of a very small model
     time_needed = f"about {duration(plan.hours * 3600)}" if plan.hours >= 1 / 60 else "a minute or less"
-    training = f"{time_needed} for " + ("1 training step" if steps == 1 else f"at most {steps} training steps")
+    training = f"{time_needed} for " + ("at most " * (steps > 1) + plural(steps, "training step"))
     return f"{training} as planned on two CPU cores, without evaluations; "
 
 

@@ -109,15 +109,18 @@ def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def custom_files(config: BaseModel) -> dict[str, str]:
-    """Return the SHA-256 of every file that a setting refers to (``file.py:name``), by the setting's dotted key."""
+    """Return the SHA-256 of each file that a setting refers to (``file.py:name``, ``module:name``), by its key."""
     found: dict[str, str] = {}
     # No default refers to a file.
     for key, value in leaves(config.model_dump(mode="json", exclude_defaults=True)).items():
         if isinstance(value, str) and " + " in value:  # several rewards
             value = reward_names(value)
         for place, text in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(text, str) and re.search(r"\.py:\w+$", text) and Path(text.rpartition(":")[0]).is_file():
-                found[key if place is None else f"{key}.{place}"] = file_fingerprint(text) or ""
+            if not isinstance(text, str) or not re.search(r"\w:[A-Za-z_]\w*$", text):
+                continue
+            where = text.rpartition(":")[0]
+            if (not where.endswith(".py") or Path(where).is_file()) and (code := file_fingerprint(text)):
+                found[key if place is None else f"{key}.{place}"] = code
     return found
 
 

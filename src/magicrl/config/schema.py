@@ -40,7 +40,11 @@ class StartConfig(Section):
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
         if (self.model is None) == (self.sft is None):
-            raise ValueError("[start] needs exactly one of: model, sft")
+            given = [f"{name} = {value!r}" for name, value in self if value is not None]
+            raise ValueError(
+                f"[start] needs exactly one of: model, sft; given: {', '.join(given) or 'none'} (--set model=NAME "
+                "replaces the recipe's own)"
+            )
         return self
 
 

@@ -159,6 +159,14 @@ def _files_of(folder: Path, subset: str | None) -> dict[str, list[Path]]:
     return {split: [path for path in paths if path.suffix.lower() in kinds] for split, paths in files.items()}
 
 
+def splits_of(folder: Path) -> list[str]:
+    """Return the splits of a folder of data files, or of one that ``save_to_disk`` wrote; [] for one without splits."""
+    saved = folder / "dataset_dict.json"
+    if saved.is_file():
+        return list(json.loads(saved.read_text(encoding="utf-8"))["splits"])
+    return [] if (folder / "state.json").is_file() else list(_files_of(folder, None))
+
+
 def _chosen(splits: Sequence[str], present: Sequence[str], name: str) -> str:
     for split in splits:
         if split in present:

@@ -43,6 +43,9 @@ from magicrl_verifiers.workers import (
 
 MAX_OBSERVATION = 1 << 16
 """Most characters of an observation. In JSON each may take twelve bytes, and a reply holds at most one MiB."""
+HANGS, LATER_HANGS = 3, 12
+"""Episodes in a row that end at the time limit before the run stops: at the start, and after others have ended. Each
+takes as long as the limit, so that a step of an environment that always hangs would take hours."""
 NOT_REPEATABLE = (
     "not repeatable: played again from its turns it answered otherwise; what an environment does may depend on the "
     "problem and the turns alone"
@@ -141,6 +144,7 @@ class WorkerPlace:
         self._thread = ThreadPoolExecutor(1, "environment-worker")
         self._items = itertools.count()
         self._failures = Failures("environment", spec.reference, "failed in an episode of")
+        self._hung, self._most_hung = 0, HANGS
 
     def submit(self, play: Play, text: str) -> Future[Step | Verdict]:
         """Send a turn to the environment."""
@@ -149,6 +153,8 @@ class WorkerPlace:
     def forget(self, play: Play) -> None:
         """Let the worker forget the episode, now: it may hold a session of a server until then."""
         worker, play.worker = play.worker, None
+        if play.history:  # an episode that ended before its first turn says nothing of the environment
+            self._ended()
         if worker is not None and not self._closing.is_set():
             self._thread.submit(self._end, worker, play)
 
@@ -172,6 +178,7 @@ class WorkerPlace:
             if isinstance(found, Step):
                 if found.done:
                     play.worker = None
+                    self._ended()
                 play.history.append((text, found.observation))
                 return found
             if isinstance(found, str):
@@ -219,9 +226,28 @@ class WorkerPlace:
             return Lost("the worker sent a malformed step")
 
     def failed(self, play: Play, reason: str) -> Verdict:
-        """Return the verdict on an episode that cannot continue. The first failure of each kind is reported."""
+        """Return the verdict on an episode that cannot continue. The first failure of each kind is reported.
+
+        Raises:
+            RuntimeError: It hangs in every episode.
+        """
         play.worker = None
+        if not reason.startswith("timeout:"):
+            self._ended()
+            return self._failures.verdict(play.problem, reason)
+        self._hung += 1
+        if self._hung >= self._most_hung:
+            setting = "time_limit of its class" if self.spec.time_limit else "environment.time_limit"
+            raise RuntimeError(
+                f"environment {self.spec.reference!r}: {self._hung} episodes in a row reached the limit of a call, the "
+                f"last one of problem {play.problem.id!r} ({reason.removeprefix('timeout: ')}). Correct the "
+                f"environment, or raise {setting} from {self._seconds:g} CPU seconds"
+            )
         return self._failures.verdict(play.problem, reason)
+
+    def _ended(self) -> None:
+        """Count an episode that ended before the time limit."""
+        self._hung, self._most_hung = 0, LATER_HANGS
 
 
 class EnvironmentHandler(RequestHandler):

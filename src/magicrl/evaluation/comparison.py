@@ -21,7 +21,7 @@ from magicrl.evaluation.scaling import (
     mean_length_within,
     paired_within,
 )
-from magicrl.evaluation.statistics import paired_difference, permutation_test
+from magicrl.evaluation.statistics import holm, paired_difference, permutation_test
 from magicrl.files import write_atomically
 
 _UNLIMITED = 2**31
@@ -100,6 +100,18 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def correct(rows: Sequence[dict[str, Any]]) -> str:
+    """Add ``p_corrected`` to these rows of `compare_pair`: Holm's correction over all that are comparable.
+
+    Returns:
+        A sentence that says so; empty for a single comparison.
+    """
+    tested = [row for row in rows if row["comparable"]]
+    for row, p_value in zip(tested, holm([row["p_value"] for row in tested]), strict=True):
+        row["p_corrected"] = p_value
+    return f"p: Holm's correction for {len(tested)} comparisons; intervals are not corrected" * (len(tested) > 1)
+
+
 def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
     """Return the settings that should agree: all except the model and the seeds."""
     kept = {key: value for key, value in settings.items() if key not in ("problems", "benchmark")}
@@ -141,9 +153,9 @@ def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
     """Compare two or more evaluations with the first, and align their curves.
 
     Returns:
-        ``comparisons``: `compare_pair` of the first and each further folder. ``curves``: by benchmark, the curves of
-        each folder over limits (truncated and fresh) and samples, and the accuracy at common mean lengths
-        (None if its responses are shorter), each with its interval.
+        ``comparisons``: `compare_pair` of the first and each further folder. ``note``: see `correct`. ``curves``: by
+        benchmark, the curves of each folder over limits (truncated and fresh) and samples, and the accuracy at common
+        mean lengths (None if its responses are shorter), each with its interval.
 
     Raises:
         ValueError: fewer than two folders, a folder without results, or no common benchmark.
@@ -154,10 +166,13 @@ def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
     if len(every) < len(folders):
         raise RecipeError("--compare: a folder is named twice")
     names = list(dict.fromkeys(name for results in every.values() for name in results))
+    comparisons = [compare_pair(folders[0], other) for other in folders[1:]]
+    note = correct([row for pair in comparisons for row in pair["benchmarks"].values()])
     return {
         "schema_version": SCHEMA_VERSION,
         "written": now(),
-        "comparisons": [compare_pair(folders[0], other) for other in folders[1:]],
+        "comparisons": comparisons,
+        "note": note,
         "curves": {name: _curves({f: r[name] for f, r in every.items() if name in r}) for name in names},
     }
 

@@ -28,6 +28,7 @@ from scipy.special import stdtrit
 from magicrl.evaluation.samples import SampleRow
 from magicrl_verifiers.maths.literals import plain_number
 from magicrl_verifiers.maths.notation import canonical_notation
+from magicrl_verifiers.progress import plural
 from magicrl_verifiers.records import NO_ANSWER
 
 Z95 = NormalDist().inv_cdf(0.975)
@@ -155,7 +156,7 @@ def unbiased_pass_at_k(correct: int, samples: int, k: int) -> float:
         ValueError: fewer than k samples.
     """
     if not 1 <= k <= samples:
-        raise ValueError(f"pass@{k} needs at least {k} samples, there are {samples}")
+        raise ValueError(f"pass@{k} needs at least {plural(k, 'sample')}, there are {samples}")
     # with too few wrong samples for a draw of k, each draw holds a right one
     if samples - correct < k:
         return 1.0
@@ -182,7 +183,7 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
     colours = np.array([right, *wrong, silent], dtype=np.int64)
     total = int(colours.sum())
     if not 1 <= k <= total:
-        raise ValueError(f"maj@{k} needs at least {k} samples, there are {total}")
+        raise ValueError(f"maj@{k} needs at least {plural(k, 'sample')}, there are {total}")
     if k == 1:
         return right / total
     rng = np.random.Generator(np.random.PCG64(0))
@@ -295,6 +296,22 @@ def permutation_test(delta: Values, clusters: Clusters = None) -> float:
         signs = rng.integers(0, 2, size=(1000, len(moved)), dtype=np.int8) * 2.0 - 1.0
         extreme += int(np.sum(np.abs(signs @ moved) >= observed))
     return (extreme + 1) / (SIGNS + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values with Holm's step-down correction, in the given order.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    adjusted = [0.0] * len(p_values)
+    worst = 0.0
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    for rank, index in enumerate(order):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = worst
+    return adjusted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,11 +45,13 @@ from magicrl.models.model_files import (
     find_model,
     not_finite,
     read_object,
+    refuse_constant,
     weight_paths,
 )
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.prompts import end_of_turn_token
 from magicrl.models.recurrent import check_layers
+from magicrl_verifiers.progress import plural
 
 
 def device_name(device: torch.device) -> str:
@@ -163,7 +165,7 @@ def load_policy(
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(
-            f"model {source} lacks {len(missing)} weight{'s' * (len(missing) != 1)}, e.g. {missing[0]}; "
+            f"model {source} lacks {plural(len(missing), 'weight')}, e.g. {missing[0]}; "
             "they would be random: check that the folder is a complete causal LM"
         )
     _warn_of_unused(sorted(info["unexpected_keys"]), source)
@@ -176,12 +178,7 @@ def load_policy(
     for name, parameter in parameters.items():
         if not bool(parameter.isfinite().all()):
             raise ValueError(not_finite(name, source))
-    # the first matrix of a sound model decides
-    if all(bool((weight == weight.flatten()[0]).all()) for weight in model.parameters() if weight.ndim > 1):
-        raise ValueError(
-            f"model {source}: each weight matrix holds one value (zeros, e.g.), so nothing can be learned from its "
-            "samples; save that model again, or fetch it again"
-        )
+    refuse_constant((weight for weight in model.parameters() if weight.ndim > 1), source)
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     use_gradient_sums(model)
     model.eval()

@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -300,6 +301,9 @@ class WeightFiles:
                         f"model {self._source}: weight {key} is {list(found)} in the file and "
                         f"{list(self._shapes[name])} by the config; take config.json and weights from one model"
                     )
+        # Two rows are enough: every rank reads them.
+        matrices = (self._header(keys[0])[:2] for name, keys in self._names.items() if len(self._shapes[name]) > 1)
+        refuse_constant(matrices, self._source)
 
 
 def check_stored_as(kind: str, weight: str, source: str) -> None:
@@ -336,6 +340,15 @@ def weights_differ(trained: Path, start: Path) -> bool | None:
 
 def _opened(folder: Path) -> list[Any]:
     return [safe_open(path, framework="pt", device="cpu") for path in weight_paths(folder, str(folder))]
+
+
+def refuse_constant(matrices: Iterable[Tensor], source: str) -> None:
+    """Raise ``ValueError`` if each weight matrix holds one value. The first matrix of a sound model decides."""
+    if all(bool((matrix == matrix.flatten()[0]).all()) for matrix in matrices):
+        raise ValueError(
+            f"model {source}: each weight matrix holds one value (zeros, e.g.), so nothing can be learned from its "
+            "samples; save that model again, or fetch it again"
+        )
 
 
 def not_finite(name: str, source: str) -> str:

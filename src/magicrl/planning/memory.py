@@ -24,6 +24,7 @@ from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import BF16, FLOAT32
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.shapes import ModelShape
+from magicrl_verifiers.progress import plural
 
 WORKING_WIDTHS = 10
 """Values of width d per token that a layer keeps for its backward pass, in addition to three of the feed-forward's
@@ -393,7 +394,7 @@ def placement_fault(nodes: Sequence[NodeRoom], cluster: ClusterConfig) -> str | 
     ways.append(
         "nodes with more CPUs, or smaller cluster.rollout.cpus"
         if count is None
-        else f"{count} more {'node' if count == 1 else 'nodes'} of {best.gpus:g} GPUs"
+        else f"{plural(count, 'more node')} of {best.gpus:g} GPUs"
     )
     return f"{fault}. Any one of these would make it fit: {'; '.join(ways)}"
 

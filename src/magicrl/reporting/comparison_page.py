@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from markupsafe import Markup
 
 from magicrl.config.loader import leaves
-from magicrl.evaluation.comparison import compare_pair
+from magicrl.evaluation.comparison import compare_pair, correct
 from magicrl.evaluation.presets import TABLE13_SETS, average, table13
 from magicrl.evaluation.samples import RESULTS
 from magicrl.evaluation.statistics import Interval
@@ -44,6 +44,7 @@ from magicrl.reporting.read_folders import (
     RecordedEvaluation,
     RecordedRun,
     by_benchmark,
+    is_run,
     read_evaluation_folder,
     read_run,
 )
@@ -59,7 +60,7 @@ from magicrl.reporting.variants import (
     setting_names,
     setting_rows,
 )
-from magicrl.reporting.wording import temperature_text
+from magicrl.reporting.wording import temperature_text, unjudged_note
 from magicrl.training.diagnosis import ACCURACY, REWARD, measure_of
 from magicrl_verifiers.progress import duration
 
@@ -116,7 +117,7 @@ def write_comparison_page(
                 runs.append(read_run(folder))
         except ValueError as error:
             # The pattern runs/* also finds the initial models, which magicrl train writes next to the runs.
-            if folder.name != "models":
+            if folder.name != "models" or not folder.is_dir() or is_run(path.name for path in folder.iterdir()):
                 left_out.append((str(folder), str(error)))
     if not runs and not evaluations:
         raise ValueError("none of the folders can be read:\n" + "\n".join(f"  {why}" for _, why in left_out))
@@ -147,7 +148,9 @@ def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock
     browsers = variant_browsers(variants)
     # a column per variant with all values of its runs
     settings = iter(run_settings(runs))
-    rows = setting_rows([[next(settings) for _ in variant.runs] for variant in variants], decides)
+    tables = [[next(settings) for _ in variant.runs] for variant in variants]
+    rows = setting_rows(tables, decides)
+    mixed = sorted({key for table in tables for key in differing(table) if decides(key)})
     without = [labels[run.path] for run in runs if not run.config]
     differ = {"variants": [variant.name for variant in variants], "rows": rows, "without": without}
     shown: list[dict[str, Any]] = []
@@ -165,7 +168,7 @@ def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock
             }
         )
     return [
-        block("variants", "Variants", {"rows": shown, "notes": _notes(variants, axes, labels)}),
+        block("variants", "Variants", {"rows": shown, "notes": _notes(variants, axes, labels, mixed)}),
         _score_block(variants),
         block("settings", "Settings that differ", differ if rows or without else None),
         *_figures(variants, axes, axis),
@@ -174,11 +177,19 @@ def comparison_blocks(variants: Sequence[Variant], axis: Axis) -> list[PageBlock
     ]
 
 
-def _notes(variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path, str]) -> list[str]:
-    """Return sentences on how the curves were made where runs differ in length, status or records."""
+def _notes(
+    variants: Sequence[Variant], axes: VariantAxes, labels: Mapping[Path, str], mixed: Sequence[str]
+) -> list[str]:
+    """Return sentences on how the curves were made where runs differ in length, status or records, or in the settings
+    ``mixed`` within a variant.
+    """
     several = (
-        "Runs that differ only in their seed are one variant. Lines are the mean over a variant's runs. The band "
-        "goes from the smallest to the largest run: it is not a confidence interval."
+        f"Runs of one variant also differ in {', '.join(mixed)}, which --group-by does not name. "
+        if mixed
+        else "Runs that differ only in their seed are one variant. "
+    ) + (
+        "Lines are the mean over a variant's runs. The band goes from the smallest to the largest run: it is not a "
+        "confidence interval."
     )
     empty = [labels[run.path] for variant in variants for run in variant.runs if not run.metrics]
     unlike = [
@@ -459,6 +470,9 @@ def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> 
                 "notes": _score_notes(rows),
             }
         )
+    note = correct([row["against"] for one in sets for row in one["rows"] if isinstance(row["against"], dict)])
+    if note:
+        sets[-1]["notes"].append(f"{note}.")
     return block("scores", "Scores", {"sets": sets})
 
 
@@ -472,8 +486,11 @@ def _against(first: Path, other: Path, benchmark: str) -> Any:
 
 
 def _score_notes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    unjudged = [(row["name"], row["result"].not_judged) for row in rows]
-    notes = [f"{name}: {count} samples could not be judged and are not counted." for name, count in unjudged if count]
+    notes = [
+        f"{row['name']}: {unjudged_note(found.not_judged, found.problems * found.samples, found.truncation.mean)}."
+        for row in rows
+        if (found := row["result"]).not_judged
+    ]
     for row in rows:
         name, difference = row["name"], row["against"]
         if isinstance(difference, Mapping) and difference["settings_differ"]:

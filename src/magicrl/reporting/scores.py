@@ -26,7 +26,7 @@ from magicrl.reporting.read_folders import RecordedRun, TemperatureScore
 from magicrl.reporting.variants import Variant
 from magicrl.reporting.wording import number_text, percent, temperature_text, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
-from magicrl_verifiers.progress import duration
+from magicrl_verifiers.progress import duration, plural
 
 
 class ScorePair(NamedTuple):
@@ -238,7 +238,7 @@ def summary(run: RecordedRun, width: int = 100) -> RenderableType:
         verdict = (visible(learning.title), style)
         parts.append(Text.assemble(("Did it learn? ", "bold"), verdict, f": {visible(learning.reason)}."))
         parts += [Text(f"  remedy: {visible(sentence)}", style="dim") for sentence in learning.advice]
-    steps = "1 training step" if len(run.metrics) == 1 else f"{len(run.metrics)} training steps"
+    steps = plural(len(run.metrics), "training step")
     parts.append(Text(f"{steps} in {duration(run.training_seconds)} ({run.status})"))
     for label, name in (("model", "model"), ("report", "report.html"), ("metrics", "metrics.jsonl")):
         path = run.path / name

@@ -10,6 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from magicrl_verifiers.progress import plural
+
 # second control block, direction marks and overrides, lone surrogates
 _UNSEEN = ((0x80, 0x9F), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
 _SHOWN = {
@@ -101,3 +103,11 @@ def visible(text: str) -> str:
     code points in angle brackets. Line ends and tabs stay. The template escapes HTML.
     """
     return text.replace("\r\n", "\n").translate(_SHOWN)
+
+
+def unjudged_note(unjudged: int, drawn: int, truncated: float) -> str:
+    """Return a note on the samples of an evaluation without a verdict. ``truncated`` is a share of those drawn."""
+    note = f"{unjudged} of {plural(drawn, 'sample')} could not be judged and count nowhere"
+    # A truncated response is wrong without a judgement.
+    nothing = unjudged + round(truncated * drawn) >= drawn
+    return f"{note}; the others were truncated, so that no complete answer was judged" if nothing else note

@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Interval, paired_difference, paired_scores
 from magicrl.records import Problem, StepMetrics
+from magicrl_verifiers.progress import plural
 from magicrl_verifiers.records import Extract, Reasoning
 from magicrl_verifiers.several import reward_names
 
@@ -375,6 +376,7 @@ class LearningFacts:
         largest_gradient: Largest gradient norm of the training steps; None without an update.
         answers: Answers of all training steps; None without a step.
         rise: Result of the test set; None without an evaluation before and after.
+        not_judged: Share of the training responses without a verdict.
     """
 
     steps: int
@@ -384,6 +386,7 @@ class LearningFacts:
     largest_gradient: float | None
     answers: SampledAnswers | None
     rise: ScoreRise | None
+    not_judged: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -410,15 +413,19 @@ def conclude(facts: LearningFacts) -> Conclusion:
     found = None if facts.answers is None else diagnose(facts.answers)
     seen = "" if found is None else f"; {found.message}"
     advice = () if found is None else found.advice
-    updates = f"{facts.updates} {'update' if facts.updates == 1 else 'updates'}"
+    updates = plural(facts.updates, "update")
+    repair = "Repair the verifier or reward (its first error is in the log): judged responses are no random sample."
 
     def verdict(outcome: Outcome, reason: str, *advice: str) -> Conclusion:
+        if facts.not_judged > UNJUDGED:
+            reason += f"; {percent(facts.not_judged)} of the training responses could not be judged"
+            advice = tuple(dict.fromkeys((repair, *advice)))
         return Conclusion(outcome=outcome, reason=reason, advice=advice, facts=facts)
 
     # If no weight changed, training did not cause a rise.
     if facts.updates == 0:
         if found is None:
-            return verdict("no_update", "there was no training step")
+            return verdict("no_update", "no update was applied" if facts.steps else "there was no training step")
         why = f"no group had an advantage, so no update was applied{seen}"
         return verdict("no_update" if found.cause == "enough" else "nothing_to_learn", why, *advice)
     # Tested before the weights, since weight decay changes these without a gradient.
@@ -436,8 +443,7 @@ def conclude(facts: LearningFacts) -> Conclusion:
     tested, change = _in_words(facts.rise), facts.rise.change
     if facts.rise.not_judged > UNJUDGED:
         why = f"{tested}, but {percent(facts.rise.not_judged)} of the responses of a test could not be judged"
-        remedy = "Repair the verifier or reward (its first error is in the log): judged responses are no random sample."
-        return verdict("undecided", why, remedy, *advice)
+        return verdict("undecided", why, repair, *advice)
     if change.low > 0:
         return verdict("learned", tested)
     if change.high < 0:
@@ -491,6 +497,7 @@ def learning_facts(
         largest_gradient=max(column(steps, "learner/grad_norm"), default=None),
         answers=answers_in(steps, judging),
         rise=None if before is None or after is None else _rise(before, after, temperature),
+        not_judged=mean(column(steps, "train/not_judged/ratio") or (0.0,)),
     )
 
 

@@ -32,6 +32,7 @@ from magicrl.training.diagnosis import (
     mean,
     measure_of,
 )
+from magicrl_verifiers.progress import plural
 
 Series: TypeAlias = Sequence[StepMetrics]
 """Training steps so far, oldest first, never empty."""
@@ -225,11 +226,11 @@ def groups_rejected(series: Series) -> SampledAnswers | None:
     "rollouts. Accuracy and advantages only use responses with a verdict, which are not a random sample.",
 )
 def answers_not_judged(series: Series) -> str | None:
-    """More than a tenth of the responses not judged over the last steps."""
-    share = last(series, RECENT, NOT_JUDGED)
-    if not share or mean(share) <= UNJUDGED:
+    """More than a tenth of the responses not judged over the last steps, or more than half in the first ones."""
+    share = last(series, min(RECENT, len(series)), NOT_JUDGED)
+    if not share or mean(share) <= (UNJUDGED if len(share) == RECENT else 0.5):
         return None
-    return f"{mean(share):.0%} of the responses of the last {RECENT} steps could not be judged"
+    return f"{mean(share):.0%} of the responses of the last {plural(len(share), 'step')} could not be judged"
 
 
 @rule(

@@ -127,15 +127,19 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     }
 
 
+class UnjudgedError(RuntimeError):
+    """No answer could be judged. The text has the reason of one verdict."""
+
+
 def answers_of(groups: Sequence[ScoredGroup], *, max_tokens: int, judging: Judging) -> SampledAnswers:
     """Return the figures of groups that were sampled and verified.
 
     Raises:
-        RuntimeError: No answer has a verdict.
+        UnjudgedError: No answer has a verdict.
     """
     judged = [group for group in groups if group.counted.any()]
     if not judged:
-        raise RuntimeError(unjudged_text(first_reason(groups)))
+        raise UnjudgedError(unjudged_text(first_reason(groups)))
     right = [group.correct[group.counted] for group in judged]
     entropies = [
         c.sampler_entropies for group in judged for c in group.group.completions if c.sampler_entropies is not None

@@ -23,6 +23,7 @@ from magicrl.config.loader import config_hash, live_parts
 from magicrl.config.schema import TrainConfig
 from magicrl.training.curriculum import evaluation_tokens
 from magicrl.training.diagnosis import ACCURACY, Conclusion, Measure, SampledAnswers, measure_of
+from magicrl_verifiers.progress import plural
 from magicrl_verifiers.secrets import without_secrets
 
 CARD = "README.md"
@@ -84,7 +85,7 @@ def card_text(
     hub_name = start if re.fullmatch(r"[\w.-]+/[\w.-]+", start) else None
     base = read_base_model(Path(start)) if local else hub_name
     stages = ", ".join(f"{done.get(i, 0)} at T = {stage.max_tokens}" for i, stage in enumerate(config.stages))
-    steps = f"{sum(done.values())} training steps ({stages})"
+    steps = f"{plural(sum(done.values()), 'training step')} ({stages})"
     taus = " then ".join(f"{tau:g}" for tau, _ in groupby(_temperatures(config)))
     trained = conclusion.facts.updates > 0 and conclusion.facts.weights_changed is not False
     if trained:

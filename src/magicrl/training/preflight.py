@@ -240,7 +240,7 @@ def measure(
         samples: Most responses sampled first.
 
     Raises:
-        RuntimeError: No answer has a verdict.
+        UnjudgedError: No answer has a verdict.
     """
     began = time.perf_counter()
     bench = _Bench(config, built, judge)

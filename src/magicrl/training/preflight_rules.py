@@ -12,6 +12,7 @@ from typing import TypeAlias
 from magicrl.training.diagnosis import ENOUGH, SCARCE, Cause, diagnose, percent
 from magicrl.training.preflight import Facts
 from magicrl.training.reward_probes import NOTHING, OFTEN, REFERENCE, SEVERAL, WRONG
+from magicrl_verifiers.progress import plural
 
 KL_TOO_LARGE, KL_WARMED_UP = 0.1, 1.0
 """Nats per token in one training step. The second applies to a recipe with a warm-up, which avoids AdamW's first step
@@ -69,6 +70,13 @@ def _stop(name: str, message: str, remedy: str) -> Finding:
 
 def _warning(name: str, message: str, remedy: str) -> Finding:
     return {"name": name, "severity": "warning", "message": message, "remedy": remedy}
+
+
+def nothing_judged(reason: str) -> Finding:
+    """Return the only finding where no sampled answer has a verdict, so that nothing else can be measured."""
+    return _stop(
+        "nothing_judged", reason, "Correct the reward or verifier: magicrl verify reward judges your own lines."
+    )
 
 
 def _key(facts: Facts, name: str, table: str) -> str:
@@ -367,7 +375,7 @@ def update_size(facts: Facts, named: Named) -> Iterable[Finding]:
     if seen is None or "template" in named:
         return
     rate = _key(facts, "learning_rate", "optimizer")
-    made = f"one training step ({seen.updates} {'update' if seen.updates == 1 else 'updates'} at the full rate)"
+    made = f"one training step ({plural(seen.updates, 'update')} at the full rate)"
     if seen.failure:
         name = "step" if seen.finite else "learning_rate"
         remedy = "See the message." if seen.finite else f"Lower {rate}, to {seen.rate / 100:g} first."

@@ -266,7 +266,8 @@ def _changed_files(first: Mapping[str, Any], last: Mapping[str, Any]) -> list[st
     """Return the settings whose custom files differ between two environments."""
     # The name in version 0.1.
     files: list[dict[str, str]] = [one.get("custom", one.get("brought", {})) for one in (first, last)]
-    return [key for key in sorted({*files[0], *files[1]}) if files[0].get(key) != files[1].get(key)]
+    # Version 0.2 did not record modules.
+    return [key for key in sorted(files[0].keys() & files[1].keys()) if files[0][key] != files[1][key]]
 
 
 def _other_task(

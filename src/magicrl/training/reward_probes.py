@@ -15,6 +15,7 @@ import numpy as np
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.evaluation.statistics import Interval, paired_difference
 from magicrl.records import Outcome, Problem, ScoredGroup, Verdict
+from magicrl.registry import is_builtin
 from magicrl_verifiers.extraction import CLOSE_TAG
 from magicrl_verifiers.records import VerifierService
 from magicrl_verifiers.several import reward_names
@@ -244,5 +245,5 @@ def _fitting(verifier: VerifierConfig, groups: Sequence[ScoredGroup]) -> Interva
 
 
 def _is_custom(problem: Problem) -> bool:
-    known = reward_names(problem.verifier)[0] in ("maths", "exact", "code", "judge")
+    known = is_builtin("reward", reward_names(problem.verifier)[0])
     return not known and bool(problem.references) and problem.environment is None

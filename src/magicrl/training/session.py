@@ -67,6 +67,7 @@ from magicrl.training.protocols import RemoteWorkers, TrainingStopped, WorkSpan,
 from magicrl.training.recorder import RunFolder, RunObserver
 from magicrl.training.start_checks import Ready, check_run, with_needed_reference
 from magicrl.training.step import StepResult, Trainer
+from magicrl_verifiers.progress import plural
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NOTICE = b"\nfinishing this step, then stopping; a second signal stops at once (the last checkpoint stays)\n"
@@ -229,7 +230,9 @@ def open_session(
                 with CheckpointWriter(folder.checkpoints, ranks) as writer:
                     session = Session(config, folder, observer, built, judge, stop, writer)
                     if lost:
-                        session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
+                        session.warn(
+                            f"metrics.jsonl lacks {plural(len(lost), 'step')}, e.g. {lost[0]}; training is not affected"
+                        )
                     session.begin(checkpoint)
                     yield session
 
@@ -457,9 +460,7 @@ class Session:
         ended = self._schedule.finish_step()
         if ended is not None:
             _, steps, reason = ended
-            self._event(
-                "stage_end", f"stage {index + 1} ended after {steps} step{'s' * (steps != 1)}: {reason}", stage=index
-            )
+            self._event("stage_end", f"stage {index + 1} ended after {plural(steps, 'step')}: {reason}", stage=index)
             # After the last stage there is nothing to filter for.
             if self._schedule.stage is not None:
                 self._filter_solved()

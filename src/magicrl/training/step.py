@@ -17,7 +17,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from magicrl.algorithms.advantages import (
     Advantage,
@@ -40,6 +39,7 @@ from magicrl.algorithms.entropy import (
     mean_entropy,
     measure_entropy,
 )
+from magicrl.algorithms.token_weights import Correction
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.records import (
@@ -298,10 +298,10 @@ class Trainer:
             seed=(self._config.run.seed, self.steps_done),
             max_response_tokens=stage.max_tokens,
         )
-        mask_of = self._objective.correction.batch_mask
-        if mask_of is not None:
+        correction = self._objective.correction
+        if correction.batch_mask is not None:
             # The mask depends on the whole mini-batch, so it precedes the split into micro-batches and over ranks.
-            batches = (with_policy_mask(batch, mask_of, algorithm.second_moment) for batch in batches)
+            batches = (with_policy_mask(batch, correction, algorithm.second_moment) for batch in batches)
         return list(batches)
 
     def _learn(
@@ -498,14 +498,16 @@ def with_logprobs(
     return [dataclasses.replace(sample, **{field: array}) for sample, array in zip(samples, logprobs, strict=True)]
 
 
-def with_policy_mask(
-    batch: TrainBatch, mask_of: Callable[[Tensor, Tensor, float], Tensor], threshold: float
-) -> TrainBatch:
-    """Return the mini-batch with the ``policy_mask`` of a correction's ``batch_mask``, such as M2PO's.
+def with_policy_mask(batch: TrainBatch, correction: Correction, threshold: float) -> TrainBatch:
+    """Return the mini-batch with the ``policy_mask`` of the correction's ``batch_mask``, such as M2PO's.
 
     The mask function sees all loss tokens of the mini-batch together, so it runs before the batch is split into
     micro-batches or over workers. Samples need ``old_logprobs``.
+
+    Raises:
+        ValueError: The mask is not one bool per loss token.
     """
+    assert correction.batch_mask is not None, "a correction without a batch_mask masks nothing"
     gaps: list[NDArray[np.float64]] = []
     for sample in batch.samples:
         assert sample.old_logprobs is not None, "the mask needs the learner's log-probs"
@@ -514,9 +516,14 @@ def with_policy_mask(
         gaps.append(gap if sample.loss_mask is None else gap[sample.loss_mask])
     lengths = [len(gap) for gap in gaps]
     advantages = np.repeat([sample.advantage for sample in batch.samples], lengths)
-    kept = mask_of(torch.from_numpy(np.concatenate(gaps)), torch.from_numpy(advantages), threshold).numpy()
+    kept = correction.batch_mask(torch.from_numpy(np.concatenate(gaps)), torch.from_numpy(advantages), threshold)
+    if kept.shape != advantages.shape or kept.dtype != torch.bool:
+        raise ValueError(
+            f"correction {correction.name!r}: batch_mask must return a bool per loss token, shape [{len(advantages)}]; "
+            f"got {str(kept.dtype).removeprefix('torch.')}, shape {list(kept.shape)}"
+        )
     # Split by sample again, and place each part on the sample's loss tokens.
-    parts = np.split(kept, np.cumsum(lengths)[:-1])
+    parts = np.split(kept.numpy(), np.cumsum(lengths)[:-1])
     samples: list[TrainSample] = []
     for sample, part in zip(batch.samples, parts, strict=True):
         mask = part

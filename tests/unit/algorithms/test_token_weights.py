@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from magicrl.algorithms.loss_terms import loss_terms
 from magicrl.algorithms.losses import LOSSES
@@ -234,7 +236,7 @@ def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> Non
             sample(2, [2.0, 2.0], advantage=-1.0),
         ]
     )
-    masked = with_policy_mask(batch, second_moment_mask, 0.04)
+    masked = with_policy_mask(batch, M2PO, 0.04)
     assert [s.policy_mask.tolist() for s in masked.samples if s.policy_mask is not None] == [
         [True],
         [True] * 5,
@@ -242,3 +244,22 @@ def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> Non
         [True, True],
     ]
     assert masked.num_loss_tokens == batch.num_loss_tokens
+
+
+@pytest.mark.parametrize("kept", [torch.ones(1, dtype=torch.bool), torch.ones(3)])
+def test_a_mask_of_a_wrong_shape_is_refused(kept: Tensor) -> None:
+    sample = TrainSample(
+        prompt_tokens=frozen_tokens([1]),
+        tokens=frozen_tokens([2, 3, 4]),
+        advantage=1.0,
+        group_index=0,
+        sample_index=0,
+        sampler_logprobs=frozen_floats([-1.0] * 3),
+        policy_version=0,
+        old_logprobs=frozen_floats([-1.0] * 3),
+    )
+    mine = dataclasses.replace(M2PO, name="mine", batch_mask=lambda *_: kept)
+    with pytest.raises(
+        ValueError, match=r"correction 'mine': .* shape \[3\]; got (bool, shape \[1\]|float32, shape \[3\])"
+    ):
+        with_policy_mask(TrainBatch.of([sample]), mine, 0.04)

@@ -278,7 +278,7 @@ def test_a_comparison_fits_80_columns_with_every_number_whole() -> None:
         "before": 1.0,
         "after": 0.0,
         "difference": {"mean": -1.0, "low": -1.0, "high": -0.999},
-        "p_value": 1e-5,
+        "p_corrected": 1e-5,
         "better": 0,
         "worse": 1319,
         "efficiency": {"mean_tokens": 10.0, "before": None, "after": 0.5},

@@ -472,13 +472,28 @@ def test_the_last_turn_is_named_as_the_answer_and_a_template_is_needed_first(toy
     data.write_text(20 * (json.dumps({"messages": turns}) + "\n"))
     console = Console(file=io.StringIO(), width=200)
     policy = load_policy(toy)
-    _report(console, _read(str(data), None, None), policy, PromptEncoder(policy.tokenizer, policy.max_context))
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
+    _report(console, _read(str(data), None, None), policy, encoder, 20 * [4])
     assert "(prompt = messages, answer = the last assistant turn; judged as maths)" in console.file.getvalue()
     data.write_text(20 * (json.dumps({"messages": [{"role": "system", "content": "Add."}, *turns]}) + "\n"))
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), pytest.raises(ValueError, match="the model has no chat template"):
         run_init(model=str(toy), data=str(data), output=tmp_path / "run.toml")
     assert "tokens" not in shown.getvalue(), "what cannot be rendered has no length"
+
+
+def test_splits_that_are_not_read_are_named(toy: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    problems(folder / "train.jsonl")
+    console = Console(file=io.StringIO(), width=200)
+    policy = load_policy(toy)
+    for told in (False, True):
+        console.file = io.StringIO()
+        read = _read(str(folder), None, None)
+        _report(console, read, policy, PromptEncoder(policy.tokenizer, policy.max_context), [4] * len(read.problems))
+        assert bool(re.search(r"not read +split test .*\[data\.test\.NAME\]", console.file.getvalue())) == told
+        problems(folder / "test.jsonl")
 
 
 def test_columns_that_are_not_used_are_named(toy: Path, tmp_path: Path) -> None:

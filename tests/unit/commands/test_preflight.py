@@ -82,6 +82,17 @@ def test_a_constant_reward_ends_with_a_status_and_a_page(recipe: Path, capsys: p
     assert [path.name for path in (recipe.parent / "runs").iterdir()] == ["models"]
 
 
+def test_a_reward_that_judges_nothing_is_a_finding(recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = recipe.with_name("unjudged.html")
+    recipe.with_name("raises.py").write_text("def raises(problem, response):\n    raise KeyError\n")
+    sets = [f"reward={recipe.with_name('raises.py')}:raises"]
+    assert preflight(recipe, settings=sets, samples=16, page=page) == UNSOUND
+    text = capsys.readouterr().out
+    assert "no answer could be judged: KeyError" in text
+    assert "Not sound: nothing judged" in text
+    assert "no answer could be judged" in page.read_text()
+
+
 def test_the_figures_are_those_of_the_run(recipe: Path) -> None:
     found = magicrl.preflight(recipe, settings={"data.train.0.levels": [2]}, samples=32)
     answers, update = found["learnable"]["answers"], found["update"]

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import config_hash, custom_files, leaves, load_start_recipe, load_train_recipe, to_toml
 from magicrl.config.overrides import Override
 from magicrl.config.paths import FOLDER, find_recipe
-from magicrl.config.schema import TrainConfig
+from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.config.verifier_schema import JudgeConfig, VerifierConfig
 from magicrl.data.schemas import catalogue
 from magicrl_verifiers.secrets import without_secrets
@@ -372,6 +373,14 @@ def test_a_copied_recipe_keeps_the_shipped_start(tmp_path: Path) -> None:
     assert config == load_train_recipe(Path("smollm2"))
     assert config.start.sft is not None
     assert load_start_recipe(config.start.sft).run.name == "smollm2-start"
+
+
+@pytest.mark.parametrize(
+    ("start", "said"), [({"model": "a/b", "sft": "tiny-sft"}, "model = 'a/b', sft = 'tiny-sft'"), ({}, "none")]
+)
+def test_a_start_with_both_or_neither_names_what_was_given(start: dict[str, str], said: str) -> None:
+    with pytest.raises(ValidationError, match=f"exactly one of: model, sft; given: {said} "):
+        StartConfig.model_validate(start)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from builders import problem
 
 from magicrl.config.schema import EnvironmentConfig
 from magicrl.environments.base import Step, environment_spec
-from magicrl.environments.pool import EnvironmentPool
+from magicrl.environments.pool import HANGS, LATER_HANGS, EnvironmentPool
 from magicrl.records import Outcome, Verdict
 from magicrl_verifiers.workers import WorkerRefusal
 
@@ -150,6 +150,43 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
         Step(done=True, reward=1.6, metrics={"turns": 2.0}),
         Step(done=True, reward=(6 + 3 + len(bad) + 3) / 10, metrics={"turns": 2.0 + len(bad)}),
     ]
+
+
+def test_an_environment_that_hangs_in_every_episode_stops_the_run(pool: EnvironmentPool, code: Path) -> None:
+    name = f"{code}:Counter"
+    plays = [pool.begin(problem(f"p{n}", environment=name)) for n in range(LATER_HANGS + 6)]
+    for play in plays[: HANGS - 1]:
+        (found,) = pool.steps([(play, "hang")])
+        assert isinstance(found, Verdict)
+    pool.steps([(plays[-1], "end")])  # from here on, responses may be to blame
+    for play in plays[: LATER_HANGS - 1]:
+        (found,) = pool.steps([(play, "hang")])
+        assert isinstance(found, Verdict)
+    words = rf"environment '.*:Counter': {LATER_HANGS} episodes in a row .* problem 'p7' \(a call used up 0\.5 s of CPU"
+    with pytest.raises(RuntimeError, match=words):
+        pool.steps([(plays[7], "hang")])
+
+
+def test_an_episode_that_ended_before_its_first_turn_forgets_no_hang(pool: EnvironmentPool, code: Path) -> None:
+    plays = [pool.begin(problem("p", environment=f"{code}:Counter")) for _ in range(2 * HANGS)]
+    for hanging, truncated in zip(plays[1:HANGS], plays[HANGS + 1 :], strict=True):
+        pool.steps([(hanging, "hang")])
+        pool.end(truncated)
+    with pytest.raises(RuntimeError, match=f"{HANGS} episodes in a row"):
+        pool.steps([(plays[0], "hang")])
+
+
+@pytest.mark.parametrize("way", ["end", "raise"])
+def test_hangs_in_a_row_begin_again_after_an_episode_that_ended(pool: EnvironmentPool, code: Path, way: str) -> None:
+    hanging, other = (pool.begin(problem("p", environment=f"{code}:Counter")) for _ in range(2))
+    for n in range(HANGS + 1):
+        pool.steps([(hanging, "hang"), (other, way if n == 1 else "a")])
+
+
+def test_the_first_hangs_are_enough_to_stop_a_run(pool: EnvironmentPool, code: Path) -> None:
+    plays = [pool.begin(problem("p", environment=f"{code}:Counter")) for _ in range(HANGS + 3)]
+    with pytest.raises(RuntimeError, match=rf"{HANGS} episodes .* time_limit of its class from 0\.5 CPU seconds"):
+        pool.steps([(play, "hang") for play in plays])
 
 
 def test_a_worker_forgets_episodes_that_are_over(pool: EnvironmentPool, code: Path) -> None:

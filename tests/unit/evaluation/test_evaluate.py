@@ -15,7 +15,7 @@ from rich.console import Console
 
 from magicrl.commands.evaluation_display import show_results
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.comparison import compare_all, compare_pair
+from magicrl.evaluation.comparison import compare_all, compare_pair, correct
 from magicrl.evaluation.engines import model_checksums, open_engine
 from magicrl.evaluation.options import EvaluationOptions, JobCost, arguments
 from magicrl.evaluation.results import Incomplete, write_results
@@ -212,6 +212,17 @@ def test_what_results_say(tiny_models: tuple[Path, Path], sums: Path, tmp_path: 
     assert document["table13"]["differs"] == ["Table 13 has no such set"]
     assert document["preset"]["name"] == "report"
     assert document["preset"]["samples"] == {"aime24": 32, "aime25": 32, "livecodebench": 4}
+
+
+def test_p_values_of_several_comparisons_are_corrected() -> None:
+    rows = [{"comparable": True, "p_value": p} for p in (0.04, 0.01)] + [{"comparable": False}]
+    assert correct(rows) == "p: Holm's correction for 2 comparisons; intervals are not corrected"
+    assert rows == [
+        {"comparable": True, "p_value": 0.04, "p_corrected": 0.04},
+        {"comparable": True, "p_value": 0.01, "p_corrected": 0.02},
+        {"comparable": False},
+    ]
+    assert correct(rows[:1]) == ""
 
 
 def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:

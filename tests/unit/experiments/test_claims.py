@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from studies.claims import Verdict, decide, holm, kendall, starts_needed, students
+from magicrl.evaluation.statistics import holm
+from studies.claims import Verdict, decide, kendall, starts_needed, students
 from studies.definition import (
     SUITES,
     Claim,

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from magicrl.config.model_schema import TinyModelConfig
-from magicrl.models.loading import described_model, load_policy, read_licence, resolve_device, save_policy
+from magicrl.models.loading import described_model, load_policy, load_shell, read_licence, resolve_device, save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import (
     find_gguf,
@@ -76,11 +76,13 @@ def test_weights_that_are_all_alike_are_refused(folder: Path) -> None:
         for number, weight in enumerate(matrices):
             weight.fill_(number)
         save_policy(loaded.model, loaded.tokenizer, folder)
-        with pytest.raises(ValueError, match="each weight matrix holds one value"):
-            load_policy(folder)
+        for load in (load_policy, load_shell):
+            with pytest.raises(ValueError, match="each weight matrix holds one value"):
+                load(folder)
         matrices[-1].normal_()
     save_policy(loaded.model, loaded.tokenizer, folder)
     load_policy(folder)
+    load_shell(folder)
 
 
 def test_end_tokens_are_the_union_of_the_lists(folder: Path) -> None:

@@ -120,6 +120,21 @@ def test_a_broken_folder_is_left_out_and_named(variant_folders: list[Path], tmp_
         write_comparison_page([tmp_path / "nowhere", tmp_path / "gone"], tmp_path / "page.html")
 
 
+def test_a_broken_run_named_models_is_left_out_aloud(variant_folders: list[Path], tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "run.json").write_text("{broken")
+    left_out = write_comparison_page([*variant_folders, tmp_path / "models"], tmp_path / "page.html")
+    assert [Path(folder).name for folder, _ in left_out] == ["models"]
+
+
+def test_settings_that_differ_within_a_variant_are_named(variant_folders: list[Path], tmp_path: Path) -> None:
+    apart = written(variant_folders, tmp_path)
+    assert "Runs that differ only in their seed are one variant" in apart
+    together = written(variant_folders, tmp_path, keys=["stages.0.max_tokens"])
+    assert "Runs of one variant also differ in algorithm.loss, which --group-by does not name" in together
+    assert "Runs that differ only in their seed" not in together
+
+
 def test_the_same_folder_twice_is_an_error(variant_folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="named twice"):
         write_comparison_page([variant_folders[0], variant_folders[0].parent / "." / "magic-0"], tmp_path / "page.html")

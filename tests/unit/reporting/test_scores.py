@@ -14,7 +14,7 @@ from magicrl.reporting.page import render_page
 from magicrl.reporting.read_folders import TemperatureScore, read_run
 from magicrl.reporting.run_page import run_blocks
 from magicrl.reporting.scores import comparisons, headline, rise, summary
-from magicrl.reporting.wording import moment, number_text, percent, points, temperature_text, visible
+from magicrl.reporting.wording import moment, number_text, percent, points, temperature_text, unjudged_note, visible
 from magicrl_verifiers.progress import duration
 
 
@@ -193,3 +193,8 @@ def test_the_page_tells_the_mean_reward_where_rewards_are_graded(run_folder: Pat
     assert "−0.75<small>−1 to −0.5</small>" in page
     assert "Accuracy by temperature" not in page
     assert "train accuracy, first" in page, "its training was not graded"
+
+
+def test_samples_that_nobody_could_judge_are_told_with_what_is_left() -> None:
+    assert unjudged_note(91, 100, 0.05) == "91 of 100 samples could not be judged and count nowhere"
+    assert unjudged_note(91, 100, 0.09).endswith("; the others were truncated, so that no complete answer was judged")

@@ -240,7 +240,7 @@ def facts(
         (facts(), "undecided", "no test set"),
         (facts(measured=rise(-0.03, 0.2), answers=SCARCE), "nothing_to_learn", "2.0 % of 24 groups"),
         (facts(updates=0, answers=SILENT, measured=rise(-0.03, 0.2)), "nothing_to_learn", "2.0 % end with a boxed"),
-        (facts(updates=0, answers=None), "no_update", "no training step"),
+        (replace(facts(updates=0, answers=None), steps=0), "no_update", "no training step"),
         (facts(changed=False, measured=rise(0.02, 0.1)), "no_update", "3 updates left every weight"),
         # weight decay changes weights without a gradient, and chance moves the test
         (facts(gradient=0.0), "nothing_to_learn", "the gradient was 0 in every update (3)"),
@@ -263,6 +263,17 @@ def test_each_outcome_from_its_facts(given: LearningFacts, outcome: str, words: 
     json.dumps(found.as_dict())
 
 
+def test_training_responses_without_a_verdict_are_in_the_reason_of_any_verdict() -> None:
+    for given in (facts(), facts(measured=rise(0.02, 0.1)), facts(updates=0, answers=None)):
+        found = conclude(replace(given, not_judged=0.91))
+        assert found.reason.endswith("; 91 % of the training responses could not be judged")
+        assert "no training step" not in found.reason
+        assert found.advice[0].startswith("Repair the verifier or reward")
+        assert "judged" not in conclude(replace(given, not_judged=0.1)).reason
+    both = conclude(replace(facts(measured=replace(rise(0.02, 0.1), not_judged=0.55)), not_judged=0.91))
+    assert sum("Repair" in advice for advice in both.advice) == 1
+
+
 def test_the_advice_is_the_diagnosis_of_the_answers() -> None:
     assert 'verifier.extract = "lenient"' in conclude(facts(updates=0, answers=SILENT)).advice[0]
     assert "learning_rate" in conclude(facts(changed=False)).advice[0]
@@ -272,7 +283,11 @@ def test_the_advice_is_the_diagnosis_of_the_answers() -> None:
 
 def test_facts_of_a_recorded_run() -> None:
     steps = [
-        StepMetrics(step=step, stage=0, values={"tokens/sampled": 100, "tokens/trained": trained, **learner})
+        StepMetrics(
+            step=step,
+            stage=0,
+            values={"tokens/sampled": 100, "tokens/trained": trained, "train/not_judged/ratio": step / 4, **learner},
+        )
         for step, trained, learner in (
             (1, 60, {"learner/sgd_steps": 1, "learner/grad_norm": 0.3}),
             (2, 20, {"learner/sgd_steps": 1, "learner/grad_norm": 0.0}),
@@ -296,6 +311,7 @@ def test_facts_of_a_recorded_run() -> None:
         judging=Judging(),
     )
     assert (found.steps, found.updates, found.tokens_share) == (3, 2, pytest.approx(80 / 600))  # each token twice
+    assert found.not_judged == 0.5
     assert found.largest_gradient == 0.3, "steps without an update have none"
     assert found.rise is not None
     assert found.rise.temperature == 0.6, "the highest that was measured"

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.algorithms.advantages import score_group
 from magicrl.algorithms.entropy import measure_entropy
-from magicrl.algorithms.token_weights import second_moment_mask
+from magicrl.algorithms.token_weights import M2PO
 from magicrl.config.model_schema import ModelConfig
 from magicrl.evaluation.samples import sample_row
 from magicrl.planning.costs import SequenceWork
@@ -190,7 +190,7 @@ def test_the_second_moment_is_of_sampled_tokens() -> None:
     """Squared gaps of 0.09 and 0.01: their mean 0.05 is above 0.04, so one is masked. Two zeros would dilute it."""
     (sample, _) = train_samples([scored(played([5, 9, 9, END], ((1, 2),)), completion([END]))], mask="none")
     sample = dataclasses.replace(sample, old_logprobs=frozen_floats([-0.7, 0, 0, -0.9]))
-    batch = with_policy_mask(TrainBatch.of([sample]), second_moment_mask, 0.04)
+    batch = with_policy_mask(TrainBatch.of([sample]), M2PO, 0.04)
     assert batch.samples[0].policy_mask is not None
     assert batch.samples[0].policy_mask.tolist() == [False, False, False, True]
 

@@ -222,6 +222,7 @@ def test_a_good_run_has_no_finding() -> None:
             ),
         ),
         ("answers_not_judged", run(40, train__not_judged__ratio=noisy(flat(0.05), 0.02))),
+        ("answers_not_judged", run(2, train__not_judged__ratio=flat(0.4))),
         # on-policy: the ratio is exactly 1, nothing can be clipped
         ("clip_never_acts", run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(1))),
         ("clip_never_acts", run(30, learner__clip_ratio=flat(0.001), learner__sgd_steps=flat(4))),
@@ -332,3 +333,10 @@ def test_a_finding_is_a_line_of_the_event_log() -> None:
     event = json.loads(json.dumps(finding))
     assert event["kind"] == "health"
     assert (event["rule"], event["severity"], event["step"]) == ("sampler_gap", "warning", finding["step"])
+
+
+def test_unjudged_answers_of_the_first_steps() -> None:
+    check = next(rule.check for rule in RULES if rule.name == "answers_not_judged")
+    assert check(run(1, train__not_judged__ratio=flat(0.6))) == (
+        "60% of the responses of the last 1 step could not be judged"
+    )

@@ -41,6 +41,7 @@ from magicrl.training.reward_probes import (
     WRONG,
     Neighbour,
     RewardFacts,
+    _fitting,
     _made_up,
     probe_reward,
 )
@@ -363,15 +364,27 @@ class Tossed(LastDigit):
         return tuple(Verdict(outcome=outcome, status="exact") for _ in responses)
 
 
-def test_a_custom_reward_is_compared_with_the_references_and_with_itself() -> None:
+@pytest.mark.parametrize(
+    ("verifier", "compared"),
+    [
+        ("my.py:score", True),
+        ("my.py:score + maths", True),
+        ("maths + my.py:score", False),
+        ("reasoning_gym", False),  # it accepts other answers than the reference
+    ],
+)
+def test_a_custom_reward_is_compared_with_the_references_and_with_itself(verifier: str, compared: bool) -> None:
     """A reward with the wrong sign pays for the one of two answers that does not fit the reference."""
     groups = []
     for i in range(10):
-        asked = replace(problem(str(i), reference=str(i)), verifier="my.py:score")
+        asked = replace(problem(str(i), reference=str(i)), verifier=verifier)
         answers = tuple(completion([1], text=f"It is {value}") for value in (i, i + 50))
         group = RolloutGroup(request=request(i, [1], size=2, asked=asked), completions=answers)
         paid = (Outcome.WRONG, Outcome.CORRECT)
         groups.append(score_group(group, tuple(Verdict(outcome=outcome, status="score") for outcome in paid)))
+    if not compared:
+        assert _fitting(VerifierConfig(), groups) is None
+        return
     found = probe_reward(Tossed(), VerifierConfig(), [], groups)
     assert found.unsteady == 1.0
     assert found.fitting is not None

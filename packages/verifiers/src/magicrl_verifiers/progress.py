@@ -26,6 +26,11 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
+def plural(count: int, noun: str) -> str:
+    """Return ``1 step`` or ``1,200 steps``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 class TimeLeft:
     """Time left of counted work at its pace so far, in words.
 

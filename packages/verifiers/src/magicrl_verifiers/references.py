@@ -172,13 +172,13 @@ def part_of(file: str) -> str:
 
 
 def file_fingerprint(reference: str) -> str | None:
-    """Return the SHA-256 of the file that ``file.py:attribute`` names and of the files of its folder that it imports,
-    in 64 hex digits; None for other references.
+    """Return the SHA-256 of the file that ``file.py:attribute`` or ``module:attribute`` names and of the files of its
+    folder that it imports, in 64 hex digits; None for installed modules and other references.
     """
     where = reference.rpartition(":")[0]
-    if not where.endswith(".py"):
+    path = Path(where).expanduser() if where.endswith(".py") else _own_file(where)
+    if path is None:
         return None
-    path = Path(where).expanduser()
     digest = hashlib.sha256(path.read_bytes())
     for imported in _imported_files(path):
         digest.update(imported.read_bytes())
@@ -316,6 +316,13 @@ def _file_of(name: str) -> Path | None:
     spec = None if name in sys.modules else importlib.util.find_spec(name)
     found = getattr(sys.modules.get(name), "__file__", None) or (spec.origin if spec and spec.has_location else None)
     return Path(found) if found and Path(found).exists() else None
+
+
+def _own_file(module: str) -> Path | None:
+    """Return the file of a user's module; None if it is installed, of the standard library, or no module."""
+    named = all(part.isidentifier() for part in module.split("."))
+    file = _file_of(module) if named and _is_there(module) else None
+    return None if file is None or "-packages" in str(file) or _is_pythons(str(file)) else file
 
 
 def _is_pythons(filename: str) -> bool:
