@@ -8,7 +8,7 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from magicrl.commands.given import in_python, overrides_of, refuse_live_elsewhere
 from magicrl.commands.run_folder import Run, evaluation_rows, load_run
@@ -82,7 +82,7 @@ class Step:
     """All sampled groups, including rejected ones: problem, responses, verdicts, rewards."""
 
 
-class Training:
+class Training(AbstractContextManager["Training"]):
     """A run that trains one step at a time, returned by `start`. It keeps models and workers until it is closed.
 
     As a context manager it records an error that leaves the block in ``run.json``, as every run does. Iteration trains
@@ -161,9 +161,6 @@ class Training:
         self._leave(None if self._finished else Closed("closed before the run's end"))
         if self._finished:
             write_run_page(self.path)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         if error is None:

@@ -11,19 +11,13 @@ from magicrl.config.paths import FolderOrName, Reference, reference_to
 from magicrl.config.section import Section
 from magicrl.registry import is_builtin
 
-LossName = Annotated[Reference, reference_to("loss")]
-AdvantageName = Annotated[Reference, reference_to("advantage")]
-ReducerName = Annotated[Reference, reference_to("reducer")]
-CorrectionName = Annotated[Reference, reference_to("correction")]
-ControllerName = Annotated[Reference, reference_to("controller")]
-
 
 class AlgorithmConfig(Section):
     """Loss, advantages and sampling rules of a training step. The defaults are MAGIC (Eq. 3.1 of the report)."""
 
-    loss: LossName = "magic"
+    loss: Annotated[Reference, reference_to("loss")] = "magic"
     """Policy loss: {names in registry.py}, or a custom one, `file.py:ROW` (docs/guides/custom-parts.md)."""
-    advantage: AdvantageName = "group"
+    advantage: Annotated[Reference, reference_to("advantage")] = "group"
     """Advantage estimator: `group` (reward minus the group's mean, divided by its standard deviation), `rloo`, `maxrl`,
     `pass_at_k`, `batch_std`, `gdpo` (for several rewards), `reinforce_pp`, `reinforce_pp_baseline`
     (docs/guides/custom-parts.md), or a custom function, `file.py:function`."""
@@ -32,7 +26,7 @@ class AlgorithmConfig(Section):
     overlong_buffer: int | None = Field(default=None, ge=1)
     """Number of tokens before ``max_tokens`` over which a length penalty of up to 1 is subtracted from the reward (soft
     overlong punishment of DAPO). Default: no penalty."""
-    reducer: ReducerName | None = None
+    reducer: Annotated[Reference, reference_to("reducer")] | None = None
     """How token losses are averaged: `global_tokens`, `response_mean`, `prompt_mean`, `sequence_sum`, `constant`, or a
     custom function. Default: as the loss defines."""
     advantage_mask: Literal["none", "before", "after"] = "none"
@@ -59,7 +53,7 @@ class AlgorithmConfig(Section):
     into parts of D_T prompts."""
     reuse: int = Field(default=1, ge=1)
     """N_reuse, the number of passes over the rollout buffer."""
-    correction: CorrectionName = "none"
+    correction: Annotated[Reference, reference_to("correction")] = "none"
     """Importance sampling correction between engine and learner: ``none``, truncated (`tis`), masked per token (`mis`),
     masked by the second moment (`m2po`), or a custom function."""
     correction_cap: float = Field(default=2.0, gt=1)
@@ -80,7 +74,7 @@ class AlgorithmConfig(Section):
 class EntropyConfig(Section):
     """Entropy bonus: adaptive control (section 3.2.5 of the report), a fixed coefficient, or none."""
 
-    controller: ControllerName = "adaptive"
+    controller: Annotated[Reference, reference_to("controller")] = "adaptive"
     """``adaptive``: the coefficient alpha is c while entropy is at or below the target, otherwise 0; after each step c
     rises or falls by D. ``fixed``: alpha is constant. ``none``: no bonus. Or a custom controller, `file.py:make`."""
     preset: Literal["report", "code", "small"] = "report"

@@ -9,11 +9,8 @@ from pydantic import Field, model_validator
 from magicrl.config.paths import FilePath, Reference, reference_to
 from magicrl.config.section import Section
 
-RewardName = Annotated[Reference, reference_to("reward")]
 FamilyName = Annotated[Reference, reference_to("family")]
-SamplerName = Annotated[Reference, reference_to("sampler")]
 SourceName = Annotated[Reference, reference_to("source")]
-EnvironmentName = Annotated[Reference, reference_to("environment")]
 
 
 class FieldMapping(Section):
@@ -63,12 +60,12 @@ class SourceConfig(Section):
     template: str | None = None
     """Text around each prompt; must contain ``{prompt}``. Default: no text, except for code problems, whose text says
     how the tests call the program."""
-    verifier: RewardName | None = None
+    verifier: Annotated[Reference, reference_to("reward")] | None = None
     """Verifier or reward: ``maths``, ``exact``, ``code``, ``judge``, or a custom one, ``my_reward.py:score``
     (docs/reference/maths-verifier.md); or several with weights, ``maths + 0.2 * my_reward.py:score``
     (docs/start/own-reward.md). Default: the family's own; otherwise ``code`` for problems with tests and ``maths`` for
     all others."""
-    environment: EnvironmentName | None = None
+    environment: Annotated[Reference, reference_to("environment")] | None = None
     """Environment that answers the model's turns, a class: ``file.py:Game``. Default: the family's own. Most problems
     have none."""
 
@@ -115,7 +112,7 @@ class DataConfig(Section):
     overlong_prompts: Literal["error", "drop"] = "error"
     """Handling of training and held-out prompts above ``max_prompt_tokens``: stop with an error, or leave them out.
     A too long prompt of another test set is always an error."""
-    sampler: SamplerName = "uniform"
+    sampler: Annotated[Reference, reference_to("sampler")] = "uniform"
     """Order of the training problems: ``uniform`` (each once per epoch, shuffled), ``difficulty`` (pools by pass rate),
     ``short_first`` (short prompts first), or a custom class, ``file.py:Sampler``
     (docs/start/own-data.md)."""

@@ -25,8 +25,6 @@ from magicrl.config.section import Section
 from magicrl.config.verifier_schema import VerifierConfig
 from magicrl.registry import is_builtin
 
-TrackerName = Annotated[Reference, reference_to("tracker")]
-
 
 class StartConfig(Section):
     """Model that training starts from. Set exactly one of ``model`` and ``sft``."""
@@ -225,7 +223,7 @@ class LoggingConfig(Section):
     """Number of training steps between two recordings of all rollouts (Parquet files). 0: none."""
     samples: int = Field(default=6, ge=0)
     """Number of test problems whose responses before and after training are shown in the report."""
-    trackers: tuple[TrackerName, ...] = ()
+    trackers: tuple[Annotated[Reference, reference_to("tracker")], ...] = ()
     """Trackers that receive the metrics: ``tensorboard``, ``wandb``, ``trackio``, ``mlflow`` (each an optional
     dependency), or a custom one (docs/guides/runs.md#trackers)."""
     project: str = Field(default="magicrl", min_length=1)

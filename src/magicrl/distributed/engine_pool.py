@@ -193,7 +193,6 @@ class EnginePool(SchedulingEngine):
 
     def _ahead(self, tokens: int) -> list[EndedSample]:
         """Return what has arrived; the replicas work all the time, whatever ``tokens`` is."""
-        del tokens
         while self._wait(0.0):
             pass
         return self._groups.ended()

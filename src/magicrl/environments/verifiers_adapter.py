@@ -52,8 +52,7 @@ START_SECONDS = 120.0
 """Longest time to an episode's first call, by the clock: it may start tool servers."""
 STEP_SECONDS = 60.0
 """Longest time from a turn to the environment's answer, by the clock."""
-Messages: TypeAlias = tuple[Mapping[str, Any], ...]
-Call: TypeAlias = tuple[Messages, tuple[Mapping[str, Any], ...]]
+Call: TypeAlias = tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]
 """A call of the model: messages since the last turn (all of them in the first call), and tools as JSON schemas."""
 
 

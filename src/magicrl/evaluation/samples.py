@@ -113,7 +113,6 @@ class SampleFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():

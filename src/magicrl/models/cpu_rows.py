@@ -64,7 +64,6 @@ def attend_row(
     Returns:
         The output ``[tokens, heads, dim]``, and the logarithms of the softmax sums ``[tokens, heads]`` float32.
     """
-    del families
     q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
     tokens, heads, dim = q.shape
     out, sums = q.new_empty(tokens, heads, dim), q.new_empty(tokens, heads, dtype=torch.float32)

@@ -87,7 +87,6 @@ class _ShapeProbe:
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
-        del scaling, rules
         self.attending[layer] = key.shape[1], key.shape[3], value.shape[3]
         self.dtypes.add(key.dtype)
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1).transpose(1, 2)

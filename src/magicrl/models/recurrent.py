@@ -53,7 +53,6 @@ class _LayerState:
         self._inputs = self._memory = cast("Tensor | None", None)
 
     def has_previous_state(self, layer: int, state_idx: int = 0) -> bool:
-        del layer, state_idx
         return self._given is not None
 
     @property
@@ -62,13 +61,11 @@ class _LayerState:
         return [self._given.memory]
 
     def update_conv_state(self, inputs: Tensor, layer: int, conv_kernel_size: int) -> Tensor:
-        del layer
         whole = inputs if self._given is None else torch.cat((self._given.inputs, inputs), dim=-1)
         self._inputs = F.pad(whole, (max(0, conv_kernel_size - whole.shape[-1]), 0))[..., -conv_kernel_size:]
         return whole
 
     def update_recurrent_state(self, memory: Tensor, layer: int) -> None:
-        del layer
         self._memory = memory
 
     @property
@@ -130,7 +127,6 @@ def check_layers(model: nn.Module) -> None:
 
 
 def _pass_positions(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    del module
     return given, named | {"row_positions": named["position_ids"]}
 
 

@@ -93,7 +93,6 @@ _BELONGING = _SIGNS | listed("many much")
 _NEGATION = POLES["not"][0][0]
 _CALENDAR = {word for axis in WORDS.axes if axis[0] in ("monday", "january") for word in axis}
 _NO_REMARK = _SIGNS | _TASKS | _ROUNDED
-_REMARKS = WORDS.remarks
 _NO_NAMES = _CALENDAR | WORDS.remarks | listed("user system let it that there here what who where he she how")
 _FRAME = _ADDRESS | NEUTRAL | WORDS.remarks | WORDS.remark_fillers
 _CERTAIN = WORDS.remarks | listed("please help thanks thx explain hint")
@@ -290,7 +289,7 @@ def _is_remark(part: str, told: set[str]) -> bool:
         return False
     words = {t for t in told if t[0].isalpha() and not (t.startswith("qz") and "boxed" in told)}
     if words <= _FRAME:
-        return not _REMARKS.isdisjoint(words)
+        return not WORDS.remarks.isdisjoint(words)
     # a remark with an unknown word must address the reader and hold no formulas or people
     if any(
         t.startswith("qz") or t in _PEOPLE or not _HARMLESS.issuperset(axis for axis, _ in poles_of(t)) for t in told

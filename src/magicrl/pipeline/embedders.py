@@ -35,10 +35,6 @@ _WORD = re.compile(r"(?<![\\A-Za-z])[A-Z]?[a-z]{2,}(?![A-Za-z])")
 # a word inside a sentence: neither the first of the text nor behind the end of a sentence or formula
 _INSIDE = re.compile(rf"""(?:(?<=[^.?!:\n"'$ ])|(?<=[^.?!:\n"'$ ] )){_WORD.pattern}""")
 _NAME_SHARE = 0.8  # a word is a name if this share of its occurrences inside sentences is capitalised
-_COMMON = WORDS.common
-
-
-Corpus = Callable[[], Iterable[Sequence[str]]]
 
 
 class Embedder(Protocol):
@@ -53,7 +49,7 @@ class Embedder(Protocol):
         ...
 
 
-def make_embedder(settings: EmbeddingSettings, corpus: Corpus) -> Embedder:
+def make_embedder(settings: EmbeddingSettings, corpus: Callable[[], Iterable[Sequence[str]]]) -> Embedder:
     """Return the embedder that the settings name.
 
     Args:
@@ -148,7 +144,7 @@ def _words(text: str, names: NDArray[np.bool_] | None) -> list[str]:
     """Return the canonical tokens without common words. Every name is ``@``."""
     if names is not None:
         text = _WORD.sub(lambda m: "@" if m[0][0].isupper() and names[_slot(m[0].lower())] else m[0], text)
-    return [token for token in tokens_of(text) if token not in _COMMON]
+    return [token for token in tokens_of(text) if token not in WORDS.common]
 
 
 def _slot(word: str) -> int:

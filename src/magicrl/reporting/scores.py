@@ -72,14 +72,16 @@ class Comparison:
         found = [(p.temperature, score) for p in self.pairs if (score := p.scores[0]) is not None]
         return max(found, key=lambda item: item[1].mean, default=None)
 
-    def rise_over_best(self, after_temperature: float | None) -> tuple[Interval, Interval] | None:
-        """Return the score at ``after_temperature`` after training, and its rise over ``initial_best``."""
+    def rise_over_best(self) -> tuple[ScorePair, tuple[float, Interval], Interval, Interval] | None:
+        """Return the pair at the temperature of training, ``initial_best``, the pair's score after training, and its
+        rise over ``initial_best``.
+        """
         best, sides = self.initial_best, {pair.temperature: pair for pair in self.pairs}
-        at = None if after_temperature is None else sides.get(after_temperature)
+        at = None if self.training_temperature is None else sides.get(self.training_temperature)
         if best is None or at is None or at.scores[1] is None:
             return None
         change = at._replace(before=sides[best[0]].before).rise
-        return None if change is None else (at.scores[1], change)
+        return None if change is None else (at, best, at.scores[1], change)
 
     @property
     def passes(self) -> list[tuple[int, float, Interval | None, Interval | None]]:
@@ -174,17 +176,16 @@ def _tile(value: str, label: str, detail: str) -> dict[str, str]:
 
 def _score_tiles(comparison: Comparison) -> list[dict[str, str]]:
     """Return tiles of the score at the temperature of training, and of the rise over the initial checkpoint's best."""
-    at, best, measure = comparison.training_temperature, comparison.initial_best, comparison.measure
-    found = comparison.rise_over_best(at)
-    if found is None or best is None or at is None:
+    found, measure = comparison.rise_over_best(), comparison.measure
+    if found is None:
         return []
-    after, change = found
-    old = next(p for p in comparison.pairs if p.temperature == at).scores[0]
+    at, best, after, change = found
+    old = at.scores[0]
     over = f"over the initial checkpoint's best temperature, {temperature_text(best[0])}: {measure.value(best[1].mean)}"
     return [
         _tile(
             f"{measure.value(None if old is None else old.mean)} → {measure.value(after.mean)}",
-            f"{measure.name} at temperature {temperature_text(at)}",
+            f"{measure.name} at temperature {temperature_text(at.temperature)}",
             "before and after training",
         ),
         _tile(
@@ -308,13 +309,12 @@ def _cost_table(comparison: Comparison) -> Table:
 
 def _rise_lines(comparison: Comparison) -> list[Text]:
     """Return the rise over the initial checkpoint's best temperature in words."""
-    at, best, measure = comparison.training_temperature, comparison.initial_best, comparison.measure
-    found = comparison.rise_over_best(at)
-    if found is None or best is None or at is None:
+    found, measure = comparison.rise_over_best(), comparison.measure
+    if found is None:
         return []
-    after, change = found
+    at, best, after, change = found
     text = (
-        f"At temperature {temperature_text(at)}: {measure.value(after.mean)}, "
+        f"At temperature {temperature_text(at.temperature)}: {measure.value(after.mean)}, "
         f"{_change_words(change, measure)}{measure.unit} compared with the initial checkpoint's best temperature "
         f"({temperature_text(best[0])}: {measure.value(best[1].mean)})"
     )

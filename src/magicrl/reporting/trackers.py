@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from magicrl.config.loader import leaves
 from magicrl.files import write_atomically
@@ -134,7 +134,7 @@ def make_trackers(references: Sequence[str]) -> dict[str, Tracker]:
     return made
 
 
-class TrackerMirror:
+class TrackerMirror(contextlib.AbstractContextManager["TrackerMirror"]):
     """A ``RunObserver`` that copies steps, events and test results to trackers.
 
     The trackers open at the first step or event, when the run folder is complete. ``trackers.json`` there has the last
@@ -165,9 +165,6 @@ class TrackerMirror:
         self._logged: Counter[int] = Counter()  # by step: events in the log
         self._results: dict[str, dict[str, float]] = {}  # by tracker: test results sent
         self._step = 0
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -439,7 +436,7 @@ class TrackioTracker:
         self._run: Any = None
 
     def open(self, run: TrackedRun) -> None:
-        with _silence():
+        with contextlib.redirect_stdout(io.StringIO()):  # the terminal belongs to the display of the run
             self._run = self._trackio.init(
                 project=run.project,
                 name=f"{run.title} {run.identity}",  # trackio resumes by name
@@ -460,7 +457,7 @@ class TrackioTracker:
 
     def close(self, status: str) -> None:
         if self._run is not None:
-            with _silence():
+            with contextlib.redirect_stdout(io.StringIO()):  # the terminal belongs to the display of the run
                 self._trackio.finish()  # not `self._run.finish`: trackio would finish it again at exit and print
             self._run = None
 
@@ -523,8 +520,3 @@ class MlflowTracker:
         if self._run:
             self._client.set_terminated(self._run, _MLFLOW_STATUS[status])
             self._run = ""
-
-
-def _silence() -> contextlib.redirect_stdout[io.StringIO]:
-    """Suppress trackio's output, since the terminal belongs to the display of the run."""
-    return contextlib.redirect_stdout(io.StringIO())

@@ -117,7 +117,7 @@ class OpenAIEngine(SchedulingEngine):
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         """Cancel all requests (the server sees its connections close) and return the unfinished ones in issue order."""
-        del keep  # a server cannot continue the response of an earlier request
+        # whatever `keep` is: a server cannot continue the response of an earlier request
         self._waiting.clear()
         self._started(_cancel_others()).result()
         self._asked.clear()

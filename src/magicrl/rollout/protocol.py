@@ -185,7 +185,6 @@ class RolloutEngine:
         to this or another engine, each response continues after its last token: tokens and log-probs stay, and the
         cache is computed again under the weights of that time. Without ``keep`` partial responses are dropped.
         """
-        del keep
         unanswered = list(self._queue or ())
         self._queue = None
         return unanswered

@@ -265,5 +265,4 @@ class ReplayEngine(RolloutEngine):
         return self._recorded[request.draw].completions
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        del weights
         self._version = version

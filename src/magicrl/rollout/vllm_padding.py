@@ -22,12 +22,10 @@ class NoPadding(ForRunnerV1, ForRunnerV2):
     """Sets the logits from ``additional_config["valid_vocab"]`` on to minus infinity."""
 
     def __init__(self, vllm_config: Any, *of_runner: Any) -> None:
-        del of_runner
         self._valid_vocab = int(vllm_config.additional_config["valid_vocab"])
 
     def apply(self, logits: torch.Tensor, *context: Any) -> torch.Tensor:  # pyright: ignore
         """Mask ``logits`` ``[rows, rows of the head]`` in place. V2 also passes the layout of the step."""
-        del context
         logits[:, self._valid_vocab :] = -torch.inf
         return logits
 

@@ -7,7 +7,6 @@ float16, and the frozen reference model. LoRA adapters are in ``adapters.py``.
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -576,15 +575,7 @@ WORTH_IT_BYTES = 1 << 30
 """Resident size below which memory is not returned: there is little to win, and the call takes time."""
 
 
-@functools.cache
-def _malloc_trim() -> Callable[[int], int] | None:
-    """Return glibc's ``malloc_trim``, or None where the C library has none (macOS, musl)."""
-    try:
-        function = ctypes.CDLL(None).malloc_trim
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [ctypes.c_size_t]
-    return function
+_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)  # None where the C library has none (macOS, musl)
 
 
 def release_free_memory() -> None:
@@ -593,9 +584,8 @@ def release_free_memory() -> None:
     Micro-batches differ in size, so glibc's heap fragments: with a 135M-parameter model it kept 4 GB of free pages
     after thirty steps. ``malloc_trim`` returns them and changes only the resident size.
     """
-    trim = _malloc_trim()
-    if trim is not None and psutil.Process().memory_info().rss > WORTH_IT_BYTES:
-        trim(0)
+    if _MALLOC_TRIM is not None and psutil.Process().memory_info().rss > WORTH_IT_BYTES:
+        _MALLOC_TRIM(ctypes.c_size_t(0))
 
 
 START_SCALE = 2.0**16

@@ -61,7 +61,6 @@ def preflight_findings(facts: Facts) -> list[Finding]:
 
 Named: TypeAlias = Sequence[str]
 """Findings so far."""
-Rule: TypeAlias = Callable[[Facts, Named], Iterable[Finding]]
 
 
 def _stop(name: str, message: str, remedy: str) -> Finding:
@@ -426,7 +425,7 @@ def second_reading(facts: Facts, _: Named) -> Iterable[Finding]:
         )
 
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Callable[[Facts, Named], Iterable[Finding]], ...] = (
     reward_faults,
     near_random_answers,
     shifted_references,

@@ -576,7 +576,6 @@ class _RecordedVerdicts:
         return ticket
 
     def ready(self, ticket: tuple[Verdict, ...]) -> bool:
-        del ticket
         return True
 
     def close(self) -> None: ...

@@ -291,7 +291,8 @@ class Session:
         self._visits = VisitRecord()
         # Prompts that the online filter removed. They stay in the accuracy curve as solved.
         self._solved = 0
-        self._steps_done = 0
+        self.steps_done = 0
+        """Number of training steps so far, including those before a resumption."""
         self._validation = Validation(config, built.data.validation, lambda i, n: observer.progress("validation", i, n))
         # An engine starts without weights, and the difficulty filter below samples from the initial model.
         self._engine.sync_weights(self._learner)
@@ -338,7 +339,7 @@ class Session:
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
-        if self._steps_done == 0:
+        if self.steps_done == 0:
             self._announce_stage()
 
     def _warn_of_older_weights(self) -> None:
@@ -375,11 +376,6 @@ class Session:
         while self.step() is not None:
             pass
         self.end()
-
-    @property
-    def steps_done(self) -> int:
-        """Number of training steps so far, including those before a resumption."""
-        return self._steps_done
 
     @property
     def stage(self) -> StageConfig | None:
@@ -423,7 +419,7 @@ class Session:
         card = model_card(self._config, self._folder.path, found)
         write_atomically(self._folder.model / CARD, card)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak, learning=found.as_dict())
+        self._folder.finish("finished", steps=self.steps_done, peak_rss_mb=peak, learning=found.as_dict())
 
     def _one_step(self, stage: StageConfig) -> tuple[StepMetrics, tuple[ScoredGroup, ...]]:
         self._writer.check()
@@ -433,12 +429,12 @@ class Session:
         # Read before the validation, which is not part of the step.
         observed, spans = self._workers.observations(), self._workers.spans()
         release_free_memory()
-        self._steps_done = self._trainer.steps_done
+        self.steps_done = self._trainer.steps_done
         # Rejected groups too: they include the prompts that the online filter treats as solved.
         for group in result.groups:
             self._visits.observe(group)
             self._sampler.observe(group)
-        validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
+        validated = self._validation.measure(self.steps_done, self._engine, self._judge, self._encode)
         values = {**result.metrics.values}
         accuracy = values.get("train/accuracy/mean")
         if isinstance(accuracy, float):
@@ -465,9 +461,9 @@ class Session:
             if self._schedule.stage is not None:
                 self._filter_solved()
                 self._announce_stage()
-        due = self._steps_done % self._config.checkpoint.every == 0
+        due = self.steps_done % self._config.checkpoint.every == 0
         # The best step is written at once, since later steps change its weights.
-        if due or self._steps_done in self._best_kept() or ended is not None or self._stop.pending:
+        if due or self.steps_done in self._best_kept() or ended is not None or self._stop.pending:
             self._begin_checkpoint()
         return metrics, result.groups
 
@@ -610,7 +606,7 @@ class Session:
             tensors |= of_part
         state |= {"controller": self._trainer.controller.state(), "solved": self._solved}
         self._writer.begin(
-            Checkpoint(step=self._steps_done, tensors=tensors, state=state, owner=self._folder.owner),
+            Checkpoint(step=self.steps_done, tensors=tensors, state=state, owner=self._folder.owner),
             keep_last=self._config.checkpoint.keep_last,
             keep=self._best_kept(),
             # The lines of its steps first: a resumed run drops newer ones, and never writes an older one again.
@@ -643,7 +639,7 @@ class Session:
             # After the weights: requests in flight continue from them.
             self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
             self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
-            self._steps_done = self._trainer.steps_done
+            self.steps_done = self._trainer.steps_done
             self._trainer.controller.restore(state["controller"])
             self._solved = int(state["solved"])
             for name, part in self._small_parts.items():
@@ -675,7 +671,7 @@ class Session:
         self._event("warning", message)
 
     def _event(self, kind: str, message: str, **data: object) -> None:
-        place: dict[str, object] = {"step": self._steps_done, "stage": self._schedule.index}
+        place: dict[str, object] = {"step": self.steps_done, "stage": self._schedule.index}
         self._emit({"kind": kind, "message": message, **place, **data})
 
     def _event_once(self, kind: str, message: str, **data: object) -> None:

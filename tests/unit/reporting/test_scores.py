@@ -23,10 +23,10 @@ def test_the_rise_is_stated_against_the_start_s_best_temperature(run_folder: Pat
     assert comparison.initial_best is not None
     assert comparison.initial_best[0] == 0.6, "0.47 at 0.6 beats 0.46 at 1 and 0.40 at 0"
     assert comparison.training_temperature == 1.0
-    rise = comparison.rise_over_best(1.0)
+    rise = comparison.rise_over_best()
     assert rise is not None
-    assert rise[1].mean == pytest.approx(0.90 - 0.47)
-    assert rise[1].low > 0
+    assert rise[3].mean == pytest.approx(0.90 - 0.47)
+    assert rise[3].low > 0
     assert [p.temperature for p in comparison.pairs] == [0.0, 0.6, 1.0]
     same = comparison.pairs[2].rise
     assert same is not None
@@ -74,7 +74,7 @@ def test_a_run_without_its_after_has_no_rise(run_folder: Path) -> None:
     (run_folder / "evaluations" / "after.json").unlink()
     (comparison,) = comparisons(read_run(run_folder))
     assert comparison.training_temperature == 1.0, "what the start was tested at"
-    assert comparison.rise_over_best(1.0) is None
+    assert comparison.rise_over_best() is None
     assert all(p.rise is None for p in comparison.pairs)
     assert [(k, before is None, after is None) for k, _, before, after in comparison.passes] == [(16, False, True)]
 

@@ -13,6 +13,7 @@ from cyclopts import App, Parameter, Token
 from rich.console import Console
 
 from magicrl_verifiers.progress import ProgressLines
+from magicrl_verifiers.records import JudgeOptions
 
 if TYPE_CHECKING:
     from magicrl_verifiers.batch import BatchSummary
@@ -62,7 +63,6 @@ def math(
         Worker processes; default: the cores this process may use.
     """
     from magicrl_verifiers.batch import verify_file
-    from magicrl_verifiers.records import JudgeOptions
 
     options = JudgeOptions(reasoning=reasoning, extract=extract)
     judge = partial(verify_file, options=options, time_limit=time_limit, workers=workers)
@@ -107,7 +107,6 @@ def custom_reward(
         Worker processes of an isolated reward; default: the cores this process may use.
     """
     from magicrl_verifiers.batch import verify_file
-    from magicrl_verifiers.records import JudgeOptions
 
     limits: dict[str, Any] = {"workers": workers, "time_limit": time_limit, "memory_limit_mb": memory_limit_mb}
     options = JudgeOptions(reasoning=reasoning, extract=extract)
@@ -162,7 +161,6 @@ def code(
     from magicrl_verifiers.batch import usable_cores, verify_code_file
     from magicrl_verifiers.code.judge import CodeOptions
     from magicrl_verifiers.code.sandbox import Limits, SandboxOptions
-    from magicrl_verifiers.records import JudgeOptions
 
     for name in preload or ():
         if find_spec(name.partition(".")[0]) is None:

@@ -23,9 +23,6 @@ import httpx2
 
 from magicrl_verifiers.secrets import without_secrets
 
-Mode = Literal["completions", "chat"]
-Dialect = Literal["auto", "vllm", "openai"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
@@ -47,8 +44,8 @@ class ServerSettings:
 
     base_url: str
     model: str = ""  # the name the server knows the model by; empty: the only one it serves
-    mode: Mode = "completions"
-    dialect: Dialect = "auto"
+    mode: Literal["completions", "chat"] = "completions"
+    dialect: Literal["auto", "vllm", "openai"] = "auto"
     key_variable: str = "OPENAI_API_KEY"
     concurrency: int = 32  # most requests in flight
     attempts: int = 6  # tries of a request before its error is raised

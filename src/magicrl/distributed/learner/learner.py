@@ -214,7 +214,8 @@ class DistributedLearner:
         self._base: State = None  # the last state known outside the ranks
         # The updates made since, for a rebuild. They share the loop's batches, about 20 bytes per response token.
         self._updates: list[tuple[TrainBatch, Controls]] = []
-        self._version = 0
+        self.version = 0
+        """Number of updates made."""
         self._writing: _Writing | None = None  # a copy of the state that is not in a checkpoint yet
         # Another thread completes checkpoints and deletes older ones, which must not happen while a rebuild reads one.
         self._base_lock = threading.RLock()
@@ -244,11 +245,6 @@ class DistributedLearner:
         """Return when the ranks worked since the last call. They all work at the same time."""
         spans, self._spans = self._spans, []
         return spans
-
-    @property
-    def version(self) -> int:
-        """Number of updates made."""
-        return self._version
 
     @property
     def parts(self) -> int:
@@ -491,7 +487,7 @@ class DistributedLearner:
             self.devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
             with self._base_lock:
                 if self._base is None:
-                    self._version = 0
+                    self.version = 0
                 elif isinstance(self._base, tuple):
                     self._read(*self._base)
                 else:
@@ -514,12 +510,12 @@ class DistributedLearner:
         # Weights are computed from the whole mini-batch: a single share does not know its denominator.
         given = [(share, controls) for share in self._shares(batch, weights)]
         try:
-            answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")
+            answers: list[RankUpdate] = self._call("update", given, f"update {self.version + 1}")
         except ValueError:
             self.close()  # the ranks stopped inside a pass and cannot continue
             raise
         first = answers[0]
-        self._version = first.version
+        self.version = first.version
         self.last = tuple(answers)
         if first.failure is not None:
             raise NotFiniteError.of(first.failure, batch.samples, first.culprit)
@@ -538,11 +534,11 @@ class DistributedLearner:
         packed = pack(tensors)
         # Only rank 0 gets the tensors, and scatters them: each rank's memory then holds one full tensor at a time.
         given = [(shapes, packed if rank == 0 else {}, state["meta"]) for rank in range(self._placement.ranks)]
-        self._version = self._call("restore", given, "a state to be restored")[0]
+        self.version = self._call("restore", given, "a state to be restored")[0]
 
     def _read(self, folder: Path, meta: Mapping[str, Any]) -> None:
         given = self._same(str(folder), dict(meta))
-        self._version = self._call("read_shards", given, f"shards to be read from {folder}")[0]
+        self.version = self._call("read_shards", given, f"shards to be read from {folder}")[0]
 
     def _shares(self, batch: TrainBatch, weights: Tensor) -> list[Share]:
         """Return every rank's share. Ranks that share sequences get the same share."""

@@ -175,9 +175,7 @@ class Enclosure:
 
     def _power(self, base: Value, exponent: Value) -> Value:
         if not isinstance(exponent, fmpq):
-            if base == 0:
-                raise UndefinedError
-            if self._real and not isinstance(base, acb) and base < 0:
+            if base == 0 or (self._real and not isinstance(base, acb) and base < 0):
                 raise UndefinedError
             return _number(base, self._real) ** exponent
         if base == 0 and exponent <= 0:
