@@ -20,7 +20,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def named_errors(path: Path) -> Generator[None]:
     """Raise an error of the file system in this block as an ``OSError`` that names ``path``.
 
-    A failed write does not name its file. safetensors and tokenizers, written in Rust, raise errors of their own type.
+    A failed write does not name its file. safetensors and tokenizers, written in Rust, raise errors of other types.
     """
     try:
         yield

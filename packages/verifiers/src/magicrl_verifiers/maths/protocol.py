@@ -67,5 +67,5 @@ def repeats_problem(problem: Problem, answer: str) -> bool:
 def _spelled(text: str) -> str:
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
-    # Of a run of spaces one is left first: a pattern with any number of them takes the square of the run's length.
+    # First one space is left of a run: a pattern with any number of them takes the square of the run's length.
     return _SPACED.sub(r"\1", " ".join(text.split()))
