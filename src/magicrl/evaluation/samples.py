@@ -113,6 +113,7 @@ class SampleFile:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():

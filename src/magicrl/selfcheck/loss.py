@@ -157,16 +157,7 @@ def case_error(case: Case) -> float:
     batch = TrainBatch.of(samples, max_response_tokens=T)
     found = learner.accumulate(batch.samples, learner.objective.sample_weights(batch), case.controls).values()["loss"]
     model.requires_grad_(True)
-    expected = reference_loss(
-        case.loss,
-        *slow_responses(case, model, samples),
-        alpha=case.controls.alpha,
-        beta=case.controls.kl_coefficient,
-        clip_low=case.controls.clip_low,
-        clip_high=case.controls.clip_high,
-        max_tokens=T,
-        correction=case.correction,
-    )
+    expected = slow_loss(case, *slow_responses(case, model, samples))
     expected.backward()
     wanted = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     gradients = learner.gradients()
@@ -259,3 +250,18 @@ def slow_responses(
             )
             scored.append((logprobs, entropies))
     return responses, scored
+
+
+def slow_loss(case: Case, responses: Sequence[Response], scored: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Return the case's loss by slow loops."""
+    return reference_loss(
+        case.loss,
+        responses,
+        scored,
+        alpha=case.controls.alpha,
+        beta=case.controls.kl_coefficient,
+        clip_low=case.controls.clip_low,
+        clip_high=case.controls.clip_high,
+        max_tokens=T,
+        correction=case.correction,
+    )
