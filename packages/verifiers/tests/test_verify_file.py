@@ -124,8 +124,9 @@ def test_an_output_that_is_the_input(tmp_path: Path) -> None:
 def test_a_folder_as_output_is_refused_before_anything_is_judged(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"reference": "5", "response": "5"}])
     (tmp_path / "out").mkdir()
-    with pytest.raises(ValueError, match="is a folder; give a file in it"):
-        verify_file(source, tmp_path / "out")
+    for folder in (tmp_path / "out", Path()):
+        with pytest.raises(ValueError, match="is a folder; give a file in it"):
+            verify_file(source, folder)
     assert not (tmp_path / "out.part").exists()
     with pytest.raises(ValueError, match=f"there is no folder {tmp_path / 'no'}; create it, or choose another"):
         verify_file(source, tmp_path / "no" / "out")

@@ -129,7 +129,7 @@ def minutes_needed(config: TrainConfig, recipe: Path | Mapping[str, Any], overri
     time left.
     """
     if config.run.expected_minutes and not overrides and written_by_init(recipe):
-        return f"about {duration(60 * config.run.expected_minutes)}, as init measured; "
+        return f"about {duration(60 * config.run.expected_minutes)} if the recipe is as init wrote it; "
     # a copy of a shipped recipe may have been changed
     if config.run.expected_minutes and is_unchanged(recipe, overrides):
         return f"about {config.run.expected_minutes:g} minutes on two CPU cores; "

@@ -10,7 +10,6 @@ from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple, cast
 
-from jinja2 import TemplateError
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerBase
@@ -352,7 +351,7 @@ def render(
             add_generation_prompt=generation_prompt,
             strftime_now=TEMPLATE_DAY.strftime,  # instead of the function of this name that transformers passes
         )
-    except TemplateError as error:
+    except Exception as error:  # a template is code of the model, and may be no text at all
         raise ValueError(
             f"the tokenizer's chat template fails on a conversation of {' and '.join(role for role, _ in turns)} "
             f"({type(error).__name__}: {error}); correct chat_template in tokenizer_config.json or "

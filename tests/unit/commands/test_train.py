@@ -185,6 +185,7 @@ def test_what_init_has_measured_is_scaled_by_what_the_overrides_change(tmp_path:
     recipe = tmp_path / "run.toml"
     text = (FOLDER / "smollm2.toml").read_text().replace('sft = "smollm2-sft.toml"', 'model = "SmolLM2-135M"')
     recipe.write_text(f"# Written by magicrl init for 50 minutes on this machine.\n{text}")
+    assert said(recipe) == "about 50 min 0 s if the recipe is as init wrote it; "
     assert said(recipe, "run.seed=4") == "about 50 min 0 s from what init measured; "
     assert said(recipe, "rollout.max_rows=64", "stages.0.max_steps=1", "stages.1.max_steps=1") != said(
         recipe, "run.seed=4"

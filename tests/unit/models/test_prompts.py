@@ -48,6 +48,12 @@ def test_chat_prompt_is_one_user_message_and_the_generation_prompt() -> None:
     assert not tokens.flags.writeable
 
 
+@pytest.mark.parametrize("template", [5, "{{ messages[0].content + 1 }}", "{{ raise_exception('no') }}"])
+def test_a_template_that_fails_is_named(template: str | int) -> None:
+    with pytest.raises(ValueError, match=r"chat template fails on a conversation of user .* correct chat_template in"):
+        PromptEncoder(byte_tokenizer(template=template), 100).encode(problem("2+2?"))
+
+
 def test_the_day_in_a_chat_prompt_is_always_the_same(caplog: pytest.LogCaptureFixture) -> None:
     dated = "{{ strftime_now('%d %b %Y') }}\n" + CHATML
     encoder = PromptEncoder(tokenizer := byte_tokenizer(template=dated), 100)

@@ -163,12 +163,12 @@ def check_file(input: Path, output: Path) -> None:
         ValueError: there is no line in the input, or the output is the input, a folder, or in no folder.
         OSError: the input cannot be read.
     """
+    if output.is_dir():
+        raise ValueError(f"output {output} is a folder; give a file in it")
     # before anything is judged: the input would be overwritten, or a long run would end without a place for its result
     for written in (output, _part(output)):
         if written.exists() and written.samefile(input):
             raise ValueError(f"output {written} is the input file; choose another")
-    if output.is_dir():
-        raise ValueError(f"output {output} is a folder; give a file in it")
     if not output.parent.is_dir():
         raise ValueError(f"output {output}: there is no folder {output.parent}; create it, or choose another")
     if not count_lines(input):
