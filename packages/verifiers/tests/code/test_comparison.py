@@ -104,6 +104,7 @@ def test_a_range_of_a_program_is_read_as_far_as_the_expected_list_is_long() -> N
         ({}, "none of inputs"),
         ({"inputs": ["1"], "outputs": []}, "differ in length"),
         ({"inputs": ["1"], "outputs": [5]}, "texts"),
+        ({"inputs": ["1", "2"], "outputs": ["1", None]}, "'outputs' holds null; without a checker"),
         ({"inputs": ["1"]}, "'outputs' must be a list"),
         ({"test_code": "assert ("}, "does not parse"),
         ({"test_code": "def check(c): assert c(1)"}, "entry_point"),

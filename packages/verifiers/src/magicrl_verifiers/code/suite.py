@@ -337,6 +337,8 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
             if forms
             else "field 'tests' holds no test; a problem without tests cannot be judged"
         )
+    if not merged.get("checker") and any(isinstance(case, StdinCase) and case.output is None for case in cases):
+        raise SuiteError("field 'outputs' holds null; without a checker each test needs the output that is expected")
     tolerance, in_place = _comparison(merged, cases)
     memory = _positive(merged, "memory_limit_mb")
     if memory is not None and memory < _LEAST_MEMORY_MB:
