@@ -232,10 +232,10 @@ class WorkerPlace:
             RuntimeError: It hangs in every episode.
         """
         play.worker = None
-        if not reason.startswith("timeout:"):
+        if reason.startswith("timeout:"):
+            self._hung += 1
+        else:
             self._ended()
-            return self._failures.verdict(play.problem, reason)
-        self._hung += 1
         if self._hung >= self._most_hung:
             setting = "time_limit of its class" if self.spec.time_limit else "environment.time_limit"
             raise RuntimeError(

@@ -22,7 +22,7 @@ from rich.text import Text
 from magicrl.records import StepMetrics
 from magicrl.reporting.wording import number_text, percent, print_prose, visible
 from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
-from magicrl_verifiers.progress import TimeLeft, duration
+from magicrl_verifiers.progress import TimeLeft, duration, plural
 
 MOST_REPLICAS, MOST_VERIFIERS = 4, 2  # rows: the slowest replicas and the busiest verifiers
 COLUMN_GAP = 2
@@ -57,7 +57,7 @@ def worker_rows(metrics: StepMetrics) -> tuple[list[WorkerRow], Text]:
         if len(shown) < len(there)
     ]
     lost = [(int(figure(metrics, f"cluster/{key}/lost") or 0), name) for key, name in _LOST]
-    losses = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in lost if count]
+    losses = [plural(count, name) for count, name in lost if count]
     notes = [Text(", ".join(left_out), style="dim")] if left_out else []
     notes += [Text(f"lost: {', '.join(losses)}", style="yellow")] if losses else []
     return [row for row in rows if row[1]], Text("; ").join(notes)
