@@ -72,9 +72,7 @@ class Ours:
             LearnerSettings(
                 algorithm=AlgorithmConfig(loss="dapo"),
                 optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),
-                model=ModelConfig(
-                    dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=512, exact=exact
-                ),
+                model=ModelConfig(dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, exact=exact),
             ),
         )
 

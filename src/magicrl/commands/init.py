@@ -366,13 +366,13 @@ def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameter
     try:
         shape = shape_from_config(policy.model.config.to_dict(), policy.folder)
     except ValueError:
-        return ModelConfig(dtype=small, micro_batch_tokens=2048, head_chunk_tokens=256)
+        return ModelConfig(dtype=small, micro_batch_tokens=2048)
     slow = policy.model.device.type == "cpu" and max(bfloat16_speeds(shape.hidden, shape.intermediate)) < 1
     wanted: list[DType] = ["float32", "bfloat16"] if slow else [small]
     longest = max(encoder.length(problem) for problem in read.problems) + 2 * FIRST_LIMIT
     least = 0.0
     for dtype, tokens in product(wanted, MICRO_BATCHES):
-        settings = ModelConfig(dtype=dtype, micro_batch_tokens=tokens, head_chunk_tokens=256)
+        settings = ModelConfig(dtype=dtype, micro_batch_tokens=tokens)
         least = sum(learner_terms(settings, shape, batch_tokens=tokens, longest=longest).values())
         least += BF16 * shape.parameters
         if least <= ROOM * host_memory():

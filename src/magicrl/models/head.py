@@ -2,7 +2,8 @@
 
 For a response of 32K tokens and a vocabulary of 150K words, the logits take 18 GiB in float32, and autograd would keep
 several copies. Only two numbers per token are needed. This head computes the logits in pieces, and computes each piece
-again in the backward pass, so that ``[tokens, vocabulary]`` never exists as a whole.
+again in the backward pass, so that ``[tokens, vocabulary]`` never exists as a whole. If all tokens fit into one piece,
+the backward pass gets the logits of the forward pass, since that piece existed anyway.
 
 Per token, with z the logits after scaling, soft-capping and division by tau, and p = softmax(z):
 
@@ -163,10 +164,16 @@ _GPU_BLOCK_ELEMENTS = 1 << 25
 
 
 class TorchHead:
-    """The two passes over the logits in torch, with softmax in blocks that fit in cache."""
+    """The two passes over the logits in torch, with softmax in blocks that fit in cache.
 
-    def __init__(self, inputs: HeadInputs) -> None:
+    Attributes:
+        whole: ``[tokens, vocab]`` product of hidden states and weight, if all tokens fit into one piece. `statistics`
+            sets it, and `gradient` overwrites it.
+    """
+
+    def __init__(self, inputs: HeadInputs, whole: Tensor | None = None) -> None:
         self._inputs = inputs
+        self.whole = whole
         self._elements = _GPU_BLOCK_ELEMENTS if inputs.hidden.is_cuda else _CPU_BLOCK_ELEMENTS
         self._buffers: list[Tensor] = []
 
@@ -181,6 +188,7 @@ class TorchHead:
         for start in range(0, tokens, step):
             # All words of some rows, because a softmax needs the whole row.
             product = self._product(slice(start, start + step), slice(0, vocab))
+            self.whole = product if tokens <= step else None
             for span, _, logits, spare in self._blocks(start, product, slice(0, vocab)):
                 largest = logits.amax(dim=1, keepdim=True)
                 # Relative to the largest, so that no exponential overflows.
@@ -226,6 +234,8 @@ class TorchHead:
 
     def _product(self, rows: slice, words: slice) -> Tensor:
         inputs = self._inputs
+        if self.whole is not None:
+            return self.whole
         if inputs.options.float32:
             return float32_product(inputs.hidden[rows], inputs.weight[words])
         hidden, weight = inputs.hidden[rows], inputs.weight[words]
@@ -287,6 +297,7 @@ class KernelHead(TorchHead):
         for start in range(0, tokens, step):
             rows = slice(start, start + step)
             product = self._product(rows, words)
+            self.whole = product if tokens <= step else None
             factors = torch.full((len(product),), self._factor)
             largest, sums, moments = cpu_kernels.softmax_sums(product, factors, _KERNEL_BLOCK)
             total = sums.sum(-1)
@@ -393,7 +404,7 @@ def logprobs_and_entropies(
     return logprobs, entropies
 
 
-def _backend(inputs: HeadInputs) -> Any:
+def _backend(inputs: HeadInputs, whole: Tensor | None = None) -> Any:
     """Return `TorchHead`, or a head that computes the same two passes in kernels."""
     wanted = inputs.options.backend
     fits = TRITON_INSTALLED and inputs.hidden.dtype != torch.float64 and not inputs.options.entropy_clamp
@@ -406,11 +417,11 @@ def _backend(inputs: HeadInputs) -> Any:
         from magicrl.models.head_triton import TritonHead
 
         return TritonHead(inputs)
-    return KernelHead(inputs) if KernelHead.serves(inputs) else TorchHead(inputs)
+    return KernelHead(inputs, whole) if KernelHead.serves(inputs) else TorchHead(inputs, whole)
 
 
 class _Head(torch.autograd.Function):
-    """The head as an autograd function. It saves one logsumexp and one entropy per token, and recomputes logits."""
+    """The head as an autograd function. It saves a logsumexp and an entropy per token, and logits of a single piece."""
 
     @staticmethod
     def forward(
@@ -422,9 +433,10 @@ class _Head(torch.autograd.Function):
         options: HeadOptions,
         weight_gradient: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, entropies, *saved = _backend(HeadInputs(hidden, weight, bias, targets, options)).statistics()
+        backend = _backend(HeadInputs(hidden, weight, bias, targets, options))
+        logprobs, entropies, *saved = backend.statistics()
         ctx.save_for_backward(hidden, weight, bias, targets, entropies, *saved)
-        ctx.options, ctx.weight_gradient = options, weight_gradient
+        ctx.options, ctx.weight_gradient, ctx.whole = options, weight_gradient, backend.whole
         return logprobs, entropies
 
     @staticmethod
@@ -445,7 +457,9 @@ class _Head(torch.autograd.Function):
         into = made if total is None else total
         grad_hidden = torch.zeros_like(hidden, dtype=inputs.dtype) if needs_hidden else None
         grad_bias = torch.zeros_like(bias, dtype=inputs.dtype) if needs_bias else None
-        _accumulate(inputs, pull, grad_hidden, into if needs_weight else None, grad_bias)
+        # The first backward pass overwrites the logits, so a second one computes them again.
+        whole, ctx.whole = ctx.whole, None
+        _accumulate(inputs, pull, whole, grad_hidden, into if needs_weight else None, grad_bias)
         return (
             None if grad_hidden is None else grad_hidden.to(hidden.dtype),
             made,
@@ -476,10 +490,15 @@ def pieces(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, 
 
 
 def _accumulate(
-    inputs: HeadInputs, pull: Pull, grad_hidden: Tensor | None, grad_weight: Tensor | None, grad_bias: Tensor | None
+    inputs: HeadInputs,
+    pull: Pull,
+    whole: Tensor | None,
+    grad_hidden: Tensor | None,
+    grad_weight: Tensor | None,
+    grad_bias: Tensor | None,
 ) -> None:
     """Add every piece's contribution to the gradients that are needed."""
-    backend = _backend(inputs)
+    backend = _backend(inputs, whole)
     for words, spans in pieces(len(inputs.hidden), len(inputs.weight), inputs.options.chunk_tokens):
         # A narrow gradient is summed over pieces in the precision of the statistics.
         narrow = grad_weight is not None and len(spans) > 1 and grad_weight.dtype != inputs.dtype

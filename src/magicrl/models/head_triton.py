@@ -186,6 +186,8 @@ def tiles_for(device: torch.device, dtype: torch.dtype, *, softcap: bool = False
 class TritonHead:
     """The two passes over the logits for CUDA."""
 
+    whole = None  # logits never leave the kernels
+
     def __init__(self, inputs: HeadInputs) -> None:
         self._inputs = inputs
         options, hidden = inputs.options, inputs.hidden

@@ -537,7 +537,6 @@ def _precision(table: str, model: ModelConfig) -> list[str]:
         table,
         f"dtype = {_text(model.dtype)}",
         f"micro_batch_tokens = {model.micro_batch_tokens}  # fits this machine's memory",
-        f"head_chunk_tokens = {model.head_chunk_tokens}",
     ]
 
 

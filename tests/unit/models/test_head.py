@@ -118,6 +118,32 @@ def test_values_and_gradients_equal_the_plain_formula(
         assert float((ours - theirs).norm()) <= tolerance * float(theirs.norm())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_backward_pass_gets_the_logits_of_a_single_piece(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden, weight, targets = inputs(16, 64, 16, dtype)
+    multiply, computed = head.TorchHead._product, [0]
+
+    def counted(self: head.TorchHead, rows: slice, words: slice) -> Tensor:
+        computed[-1] += self.whole is None
+        return multiply(self, rows, words)
+
+    monkeypatch.setattr(head.TorchHead, "_product", counted)
+    gradients: list[tuple[Tensor, ...]] = []
+    for chunk, expected in ((16, [1, 0, 1]), (15, [2, 2, 2])):
+        computed = [0]
+        logprobs, entropies = logprobs_and_entropies(hidden, weight, targets, HeadOptions(chunk_tokens=chunk))
+        # Autograd allows a second pass. It must not read what the first one overwrote.
+        for _ in range(2):
+            computed.append(0)
+            loss = (logprobs + 0.3 * entropies).sum()
+            gradients.append(torch.autograd.grad(loss, (hidden, weight), retain_graph=True))
+        assert computed == expected
+    for found in gradients[1:]:
+        torch.testing.assert_close(found, gradients[0])
+
+
 @pytest.fixture
 def narrow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make many pieces even for a small vocabulary."""
