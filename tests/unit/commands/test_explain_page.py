@@ -10,7 +10,7 @@ import pytest
 from tests.unit.reporting.conftest import HOSTILE
 from tests.unit.reporting.test_run_page import asks_for_nothing
 
-from magicrl.commands.explain import explain_summary, group_rows, write_explain_page
+from magicrl.commands.explain import explain_figures, explain_summary, group_rows, write_explain_page
 
 
 def group(problem: str, *, text: str = "7", norm: float = 1.0, learned: bool = True) -> dict[str, Any]:
@@ -45,6 +45,21 @@ def test_groups_are_listed_by_the_size_of_their_share(found: dict[str, Any]) -> 
         {"group": "2", "problem": "second", "mean reward": "1", "norm": "-2", "gain": "+0.5"},
         {"group": "1", "problem": "first", "mean reward": "1", "norm": "+1", "gain": "+0.5"},
     ]
+
+
+def test_each_comparison_with_the_recording_is_a_figure(found: dict[str, Any]) -> None:
+    found["checks"] += [
+        {"name": "weights", "equal": False, "recorded": "b" * 64, "repeated": "c" * 64, "note": ""},
+        {"name": "rollouts", "equal": None, "recorded": None, "repeated": "d" * 64, "note": "not recorded"},
+    ]
+    compared = [
+        ("metrics", f"equal, SHA-256 {'a' * 16}"),
+        ("weights", f"NOT equal: {'b' * 16} recorded, {'c' * 16} repeated"),
+        ("rollouts", "not compared: not recorded"),
+    ]
+    assert explain_figures(found)[1:5] == [*compared, ("SGD steps", "1, rate 0.0001, alpha 0")]
+    found["update"]["sgd_steps"] = 0
+    assert explain_figures(found)[1:] == [*compared, ("update", "none: every group was rejected")]
 
 
 def test_the_page_begins_with_what_the_step_did(found: dict[str, Any], tmp_path: Path) -> None:

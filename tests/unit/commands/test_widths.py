@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -88,7 +89,7 @@ def test_progress_in_a_file_has_few_lines(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_recipes_for_this_machine_come_first(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr("magicrl.commands.recipes.host_memory", lambda: 4 * 2**30)
     monkeypatch.setattr("magicrl.commands.recipes.gpu_memory", lambda: 0.0)
@@ -100,5 +101,9 @@ def test_recipes_for_this_machine_come_first(
         assert name in others
         assert name not in here
     assert fits_here("8.8 GiB, measured", cluster=False) is False
-    monkeypatch.setattr("magicrl.commands.recipes.gpu_memory", lambda: 85e9)
+    monkeypatch.undo()
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho 81559\necho 40960\n")  # MiB of each GPU
+    driver.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert fits_here("one GPU of 80 GB", cluster=False)

@@ -318,7 +318,12 @@ def test_checker_tools() -> None:
     assert tools.is_spanning_tree([1, 2, 3], [(1, 2), (2, 3), (1, 3)], [(2, 1), (1, 3)])
     assert not tools.is_spanning_tree([1, 2, 3], [(1, 2)], [(2, 1), (1, 3)])
     assert tools.is_colouring(edges, {1: 0, 2: 1, 3: 0, 4: 1})
+    assert not tools.is_colouring(edges, {1: 0, 2: 0, 3: 1, 4: 0})
+    assert tools.is_matching(edges, [(2, 1), (3, 4)])
     assert not tools.is_matching(edges, [(1, 2), (2, 3)])
+    assert not tools.is_matching(edges, [(1, 4)])
+    assert tools.is_connected([1, 2, 3, 4], edges)
+    assert not tools.is_connected([1, 2, 3, 4], edges[1:])
     assert not tools.is_permutation([1, 2, 2, 3], 3)
     assert tools.integers("1 -2") == [1, -2]
     assert tools.integers("1 ٢") is None
