@@ -70,7 +70,9 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     # by checksum: a paired difference needs the very same problems in the same order
     if settings_old["problems"] != settings_new["problems"]:
         changed = differences(settings_old["problems"], settings_new["problems"])
-        return {"comparable": False, "why": "other problems: " + "; ".join(changed)}
+        # The checksum is one of whole prompts.
+        what = "other problems or another template: " if len(changed) == 1 else "other problems: "
+        return {"comparable": False, "why": what + "; ".join(changed)}
     differ = differences(_shared(settings_old, old["samples"]), _shared(settings_new, new["samples"]))
     # problems without a judged sample in one of the two are left out of both
     pairs = [

@@ -340,13 +340,18 @@ def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in leaves(tables).items() if "sha256" not in key} | {"samples": result["samples"]}
 
 
-def _counts(options: EvaluationOptions, judged: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the k of pass@k and maj@k. A requested k must be possible; defaults are those with ``judged`` samples."""
-    pass_at, majority_at = options.counts("pass_at"), options.counts("majority_at")
-    for option, asked in (("--pass-at", pass_at), ("--majority-at", majority_at)):
-        above = [k for k in asked or () if not 1 <= k <= samples]
+def check_counts(options: EvaluationOptions, samples: int) -> None:
+    """Raise ``ValueError`` if a requested k of pass@k or maj@k is above the samples of a problem."""
+    for option, name in (("--pass-at", "pass_at"), ("--majority-at", "majority_at")):
+        above = [k for k in options.counts(name) or () if not 1 <= k <= samples]
         if above:
             raise ValueError(f"{option} {above[0]}: k must be between 1 and the {samples} samples of a problem")
+
+
+def _counts(options: EvaluationOptions, judged: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the k of pass@k and maj@k. A requested k must be possible; defaults are those with ``judged`` samples."""
+    check_counts(options, samples)
+    pass_at, majority_at = options.counts("pass_at"), options.counts("majority_at")
     # pass@1 is avg@k, so powers start at 2
     powers = tuple(k for k in (1 << i for i in range(samples.bit_length())) if 1 < k <= judged)
     passed = powers if pass_at is None else pass_at

@@ -19,7 +19,7 @@ from magicrl.evaluation.engines import KNOWN_BEFORE_LOADING, OpenedEngine, open_
 from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
 from magicrl.evaluation.options import FILTERS, EvaluationObserver, EvaluationOptions, JobCost, Price
 from magicrl.evaluation.provenance import environment_facts
-from magicrl.evaluation.results import Incomplete, Meter, write_results
+from magicrl.evaluation.results import Incomplete, Meter, check_counts, write_results
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow, differences
 from magicrl.records import TOKEN_FILTERS, Problem
 from magicrl.rollout.engine_settings import EngineSettings
@@ -131,6 +131,8 @@ def run_evaluation(options: EvaluationOptions, watcher: EvaluationObserver, *, a
         ValueError: a benchmark, a reward or the model cannot be loaded, or the output holds another job.
     """
     benchmarks = load_benchmarks(options)
+    for benchmark in benchmarks:
+        check_counts(options, options.samples_for(benchmark.name))
     for text in prompts_not_trained_on(Path(options.model), benchmarks):
         watcher.note(text)
     _check_rewards(benchmarks, options)  # before a model is loaded

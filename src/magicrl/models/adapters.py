@@ -61,7 +61,7 @@ class LoraAdapters:
 
     Raises:
         RecipeError: The model lacks layers of ``config``, or ``config.start`` holds adapters of another model.
-        ValueError: PEFT is not installed, or the output head or embedding would be adapted.
+        ValueError: PEFT is not installed.
     """
 
     def __init__(self, model: PreTrainedModel, config: LoraConfig) -> None:
@@ -90,12 +90,6 @@ class LoraAdapters:
         }
         for name, value in self.start_values().items():
             self.model.get_parameter(name).data.copy_(value)
-        for part in (self.model.get_output_embeddings(), self.model.get_input_embeddings()):
-            if part in self._layers.values():
-                raise ValueError(
-                    f"model.lora.target_modules {list(config.target_modules)} holds the output head or the embedding; "
-                    "only layers of the decoder can be adapted"
-                )
 
     def _names(self) -> dict[str, str]:
         """Return the parameter names by PEFT's names in files, with the two of a layer next to each other."""
@@ -173,7 +167,9 @@ def fitted(config: LoraConfig, model: PreTrainedModel) -> LoraConfig:
     Raises:
         RecipeError: The model has none of them, or lacks a name that is not from the default list.
     """
-    names = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    # The head's matrix may be the embedding's, and `head.py` computes with it.
+    layers = {name: one for name, one in model.named_modules() if one is not model.get_output_embeddings()}
+    names = {name.rpartition(".")[2] for name, module in layers.items() if isinstance(module, nn.Linear)}
     names -= {name for name in config.target_modules if _means_experts(name, model)}
     found = tuple(name for name in config.target_modules if name in names)
     missing = [name for name in config.target_modules if name not in names]

@@ -393,7 +393,7 @@ def trial_batches(config: SftConfig, policy: LoadedModel) -> list[list[TrainSamp
 def demonstrated_keys(config: SftConfig) -> set[str]:
     """Return the keys of the problems whose recorded solutions the recipe trains on."""
     own = (number for number, phase in enumerate(config.phases) if phase.data is not None)
-    return {problem.key for number in own for problem, _ in worked_solutions(config.phases[number], number)}
+    return {problem.key for number in own for problem, _ in worked_solutions(config.phases[number], number)[0]}
 
 
 def vocabulary(phases: Sequence[SftPhaseConfig]) -> list[str]:
@@ -489,7 +489,7 @@ def _of_solutions(
 
 
 def encoded_solutions(phase: SftPhaseConfig, policy: LoadedModel, number: int = 0) -> list[tuple[TrainSample, ...]]:
-    """Return the samples of every problem. Solutions that exceed the context are left out and counted in a warning.
+    """Return the samples of every problem. Warnings count records without a solution and solutions above the context.
 
     Raises:
         RecipeError: As `worked_solutions`, or no solution fits.
@@ -500,7 +500,11 @@ def encoded_solutions(phase: SftPhaseConfig, policy: LoadedModel, number: int = 
     whole = 0
     # If the prompt ends in an opened <think>, the solution must close it.
     reasoning = opens_reasoning(policy.tokenizer, encoder)
-    for problem, texts in worked_solutions(phase, number):
+    solved, without = worked_solutions(phase, number)
+    if without:
+        text = "phases.%d.data: %d of %d records have no worked solution and are left out (the first: %s)"
+        _log.warning(text, number, len(without), len(without) + len(solved), without[0])
+    for problem, texts in solved:
         whole += len(texts)
         if not encoder.fits(problem):
             continue
@@ -523,8 +527,8 @@ def encoded_solutions(phase: SftPhaseConfig, policy: LoadedModel, number: int = 
     return shown
 
 
-def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Problem, tuple[str, ...]]]:
-    """Return the problems of a phase's data, each with its solutions as in the source.
+def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> tuple[list[tuple[Problem, tuple[str, ...]]], list[str]]:
+    """Return the problems of a phase's data, each with its solutions as in the source, and which records have none.
 
     Args:
         phase: Phase with ``data``.
@@ -537,7 +541,7 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
     assert phase.data is not None, "the caller checked"
     key = f"phases.{number}.data"
     with under(key):
-        problems, _, solutions = load_source(phase.data, key=key)
+        problems, set_aside, solutions = load_source(phase.data, key=key)
     # Chosen by key, so that `data.holdout` of the run holds out the same problems.
     held = held_out_keys(problems, phase.holdout)
     shown = [
@@ -547,11 +551,12 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
         raise RecipeError(
             f"none of its {len(problems)} problems has a worked solution"
             + (f" except the {phase.holdout} held out" if phase.holdout else "")
-            + "; a solution is in a column solution, or ends in the answer, after #### or in a box "
-            "(docs/start/own-data.md)",
+            + "; a solution is in a column solution, or ends in the answer, after #### or in a box; with a reward "
+            "function as verifier, any last assistant turn or completion is one (docs/start/own-data.md)",
             key=key,
         )
-    return shown
+    without = [f"{where}: {reason}" for where, reason in set_aside]
+    return shown, without + [problem.id for problem in problems if problem.id not in solutions]
 
 
 _CALCULATION = re.compile(r"<<[^<>]*>>")
@@ -576,6 +581,8 @@ def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> 
     if problem.verifier == "code":
         program = solution if "```" in solution else f"```python\n{solution.strip()}\n```"
         return f"{CLOSE_TAG}\n\n{program}" if reasoning else program
+    if solution in problem.references:  # of a custom reward: the whole response
+        return f"{CLOSE_TAG}\n\n{solution}" if reasoning else solution
     text = AFTER_HASHES.sub("", _CALCULATION.sub("", solution)).strip()
     # Already written as a reasoning model answers, or without a reference answer to box.
     if CLOSE_TAG in text or not problem.references:

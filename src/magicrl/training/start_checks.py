@@ -134,7 +134,9 @@ def _plain_phase(phase: SftPhaseConfig) -> SftPhaseConfig:
     data = phase.data
     if data is None or data.path is None or not (Path(data.path).is_file() or Path(data.path).is_dir()):
         raise ValueError("only files are read")
-    kept = SourceConfig(path=data.path, split=data.split, count=data.count, fields=data.fields, template=data.template)
+    # The verifier decides which texts are solutions, and reading does not run it.
+    names = ("path", "split", "count", "fields", "template", "verifier")
+    kept = SourceConfig(**{name: getattr(data, name) for name in names})
     return phase.model_copy(update={"data": kept})
 
 

@@ -192,6 +192,15 @@ def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
     assert piloted["scored_sha256"] == whole["scored_sha256"]
 
 
+def test_a_k_above_the_samples_is_refused_before_there_are_samples(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    watcher = Watcher()
+    with pytest.raises(ValueError, match="--pass-at 8: k must be between 1 and the 4 samples"):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, pass_at=(1, 8)), watcher)
+    assert not watcher.seen
+
+
 def test_what_results_say(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
     path = run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, preset="report"))
     document = results(path)
@@ -250,6 +259,11 @@ def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Pat
     run(tiny_models[1], sums, tmp_path / "hot", replace(SETTINGS, temperature=2.0, samples=2))
     warned = compare_pair(tmp_path / "0", tmp_path / "hot")["benchmarks"]["sums"]
     assert warned["settings_differ"] == ["samples: was 4, is now 2", "sampling.temperature: was 1.0, is now 2.0"]
+    document = json.loads((tmp_path / "served-1.json").read_text())
+    document["benchmarks"]["sums"]["settings"]["problems"]["sha256"] = "of prompts with another text around them"
+    (tmp_path / "asked.json").write_text(json.dumps(document))
+    asked = compare_pair(tmp_path / "0", tmp_path / "asked.json")["benchmarks"]["sums"]
+    assert asked["why"].startswith("other problems or another template: sha256: was ")
     sums.write_text("".join(sums.read_text().splitlines(keepends=True)[:5]))
     run(tiny_models[1], sums, tmp_path / "fewer")
     other = compare_pair(tmp_path / "0", tmp_path / "fewer")["benchmarks"]["sums"]

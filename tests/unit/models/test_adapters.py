@@ -137,6 +137,7 @@ def test_default_layers_are_those_that_the_model_type_has(name: str) -> None:
     ("name", "modules", "told"),
     [
         ("Qwen3", ("q_proj", "gate_project"), r"gate_project: this model has no .* it has: down_proj, gate_proj, k_pr"),
+        ("Qwen3", ("q_proj", "lm_head"), r"lm_head: this model has no .* it has: [^h]*gate_proj[^h]*$"),
         ("Qwen3", ("embed_tokens",), "embed_tokens: this model has no linear layers"),
         ("Qwen3-Next", ("up_proj",), r"up_proj: this model has no .* \(experts are not linear layers\)"),
     ],

@@ -179,6 +179,28 @@ def test_the_longest_solution_is_tried_and_those_without_room_are_left_out(
     assert "1 of 10 worked solutions exceed the context of 128 tokens" in caplog.text
 
 
+def test_records_without_a_solution_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(folder, [*ROWS, {"question": "n?", "answer": "7"}, {"question": "e?", "answer": ""}])
+    next(demonstrations(recipe(folder), 0, load_policy(folder / "model")))
+    assert "2 of 8 records have no worked solution and are left out (the first: " in caplog.text
+    assert "line 10: no answer: field 'answer' is empty" in caplog.text
+
+
+def test_with_a_reward_function_any_response_is_a_demonstration(folder: Path) -> None:
+    write(folder, [{"prompt": f"{n}?", "completion": f"It is {n}.\nYes."} for n in range(4)])
+    (folder / "my.py").write_text("def score(problem, response):\n    return 1.0\n")
+    config = recipe(folder, "phases.0.holdout=0", f"phases.0.data.verifier={folder}/my.py:score")
+    texts = {text for _, text in shown(config, load_policy(folder / "model"))}
+    assert any(text.endswith("It is 2.\nYes.") for text in texts), "nothing is added to it"
+    run_sft(config, folder / "made")
+    chosen = [f"model={folder}/made", f"data.train.0.verifier={folder}/my.py:score"]
+    with pytest.raises(RecipeError, match=r"its worked solutions show 2 of the 2 problems"):
+        check_run(load_train_recipe(folder / "run.toml", chosen), folder / "run", resume=False)
+    write(folder, [{"messages": [{"role": "user", "content": "2?"}, {"role": "assistant", "content": "Two."}]}])
+    ((problem, (text,)),) = sft.worked_solutions(config.phases[0])[0]
+    assert as_response(text, problem, reasoning=True) == "</think>\n\nTwo."
+
+
 def test_a_start_model_remembers_what_it_was_shown(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     run_sft(recipe(folder, "phases.0.steps=1"), folder / "apart")
     run_sft(recipe(folder, "phases.0.steps=1", "phases.0.holdout=0"), folder / "all")

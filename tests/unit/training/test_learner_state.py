@@ -327,9 +327,3 @@ def test_lora_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ValueError, match=r"magicrl\[lora\]"):
         learner(model={"lora": LoraConfig()})
-
-
-@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings")
-def test_lora_leaves_the_head_alone() -> None:
-    with pytest.raises(ValueError, match="output head or the embedding"):
-        learner(model={"lora": LoraConfig(target_modules=("q_proj", "lm_head"))})
