@@ -95,8 +95,9 @@ def only_writer(folder: Path, *, wait: bool) -> Generator[Callable[[], None]]:
             raise ValueError(
                 f"{folder} is being written by another process (pid {holder}); {remedy}, or choose another --output"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        with named_errors(folder):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
         lock = (folder / ".lock").absolute()
 
         def check() -> None:
