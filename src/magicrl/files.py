@@ -7,7 +7,7 @@ import fcntl
 import hashlib
 import os
 import re
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -65,8 +65,11 @@ def checksum(paths: Iterable[Path]) -> str:
 
 
 @contextmanager
-def only_writer(folder: Path, *, wait: bool) -> Generator[None]:
+def only_writer(folder: Path, *, wait: bool) -> Generator[Callable[[], None]]:
     """Hold a lock on ``folder/.lock`` for the block. The file remains; only its lock counts.
+
+    Yields a function that raises ``OSError`` if the folder was deleted, renamed or replaced since: another process may
+    hold the lock of a new folder with this name.
 
     Args:
         folder: made if it is absent.
@@ -92,8 +95,15 @@ def only_writer(folder: Path, *, wait: bool) -> Generator[None]:
             raise ValueError(
                 f"{folder} is being written by another process (pid {holder}); {remedy}, or choose another --output"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, str(os.getpid()).encode(), 0)
-        yield
+        with named_errors(folder):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+        lock = (folder / ".lock").absolute()
+
+        def check() -> None:
+            if not (lock.exists() and os.path.samestat(lock.stat(), os.fstat(descriptor))):
+                raise OSError(errno.ESTALE, "the folder was deleted, renamed or replaced during the work", str(folder))
+
+        yield check
     finally:
         os.close(descriptor)

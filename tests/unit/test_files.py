@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -68,3 +69,10 @@ def test_the_holder_of_a_folder_is_named(tmp_path: Path) -> None:
             pass
     with only_writer(tmp_path, wait=False):
         pass
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # as on a full disk
+    try:
+        with pytest.raises(OSError, match=f"'{tmp_path}'"), only_writer(tmp_path, wait=False):
+            pass
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

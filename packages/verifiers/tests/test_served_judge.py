@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable, Generator
@@ -277,6 +278,22 @@ def test_a_row_that_is_written_after_a_read_is_found(tmp_path: Path) -> None:
     assert rows.get(key_of("a")) == {"reply": "a"}
     rows.put(key_of("c"), {"reply": "c"})
     assert [rows.get(key_of(name)) for name in "abc"] == [{"reply": name} for name in "abc"]
+    rows.close()
+
+
+def test_files_that_do_not_grow_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"reference": "5", "response": "5"}\n' * 40)
+    rows = AnswerFile((tmp_path / "answers.jsonl").open("a+b"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(RuntimeError, match=r"answers\.jsonl: an answer could not be written .*free disk space"):
+            rows.put(key_of("a"), {"reply": "a" * 100})
+        with pytest.raises(OSError, match=r"File too large: '.*out\.jsonl\.part'"):
+            verify_file(source, tmp_path / "out.jsonl", verifier="exact", workers=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     rows.close()
 
 

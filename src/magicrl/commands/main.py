@@ -138,14 +138,14 @@ def main(command: App | None = None) -> None:
         sys.exit(2)
     except KeyboardInterrupt as error:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would put a traceback into this message
-        trains = sys.argv[1:2] == ["train"] and "--dry-run" not in sys.argv
-        print_prose(errors, f"interrupted{'; finished work is kept. To continue:' if trains else ''}")
-        if trains:
-            again = [*sys.argv[1:], *(() if "--resume" in sys.argv else ("--resume",))]
-            errors.print(without_secrets(f"magicrl {shlex.join(again)}"), markup=False, soft_wrap=True)
+        _print_stopped(errors, "interrupted")
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # and ends at once what the exit waits for
         sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
     except (Exception, SystemExit) as error:
+        # rich ends a command whose output nobody reads. `magicrl runs | head` wants no message.
+        if sys.argv[1:2] == ["train"] and isinstance(error.__context__, BrokenPipeError):
+            _print_stopped(errors, "stopped, since the program that reads the output has ended")
+            raise
         frames = custom_frames(error)
         expected = isinstance(error, ValueError | FloatingPointError | RuntimeError | OSError)
         if not expected and not frames:
@@ -156,12 +156,17 @@ def main(command: App | None = None) -> None:
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             text += "; free disk space and run the same command again"
-        here = re.escape(str(Path.cwd()))  # paths as a user would type them here
-        text = re.sub(rf"{here}(?![\w.-])", ".", re.sub(f"{here}{os.sep}", "", without_secrets(text)))
+        try:
+            here = str(Path.cwd())
+        except FileNotFoundError:
+            here = "\0"  # in no path
+            text += "; the current folder no longer exists: change to one that does"
+        # paths as a user would type them here
+        text = re.sub(rf"{re.escape(here)}(?![\w.-])", ".", without_secrets(text).replace(f"{here}{os.sep}", ""))
         if frames and not isinstance(error, RecipeError):
             part = references.part_of(frames[0].filename)
             text = f"{part}{type(error).__name__}: {text}\n{''.join(traceback.format_list(frames)).rstrip()}"
-            text = without_secrets(text.replace(f"{Path.cwd()}{os.sep}", ""))
+            text = without_secrets(text.replace(f"{here}{os.sep}", ""))
         for line in visible(f"magicrl: {text}").splitlines():
             print_prose(errors, line)
         # These mean that the command line, the recipe, the data, the model or a folder cannot be used. Whatever custom
@@ -169,6 +174,15 @@ def main(command: App | None = None) -> None:
         unusable = isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
         sys.exit(2 if isinstance(error, RecipeError) or (unusable and not frames) else 1)
     sys.exit(status or 0)
+
+
+def _print_stopped(errors: Console, why: str) -> None:
+    """Print why the command ended early, and for a training the command that continues it."""
+    trains = sys.argv[1:2] == ["train"] and "--dry-run" not in sys.argv
+    print_prose(errors, f"{why}{'; finished work is kept. To continue:' if trains else ''}")
+    if trains:
+        again = [*sys.argv[1:], *(() if "--resume" in sys.argv else ("--resume",))]
+        errors.print(without_secrets(f"magicrl {shlex.join(again)}"), markup=False, soft_wrap=True)
 
 
 def usage_error(error: CycloptsError) -> str:

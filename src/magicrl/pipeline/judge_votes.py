@@ -356,7 +356,7 @@ async def _ask(
 
     After an error no new request is sent, but votes of running requests are still written, since they cost money.
     """
-    failed: list[ValueError | ServerError] = []
+    failed: list[ValueError | RuntimeError] = []
     wanted = _wanted(chunk, settings, cache)
     votes = {key: vote for key, (_, _, vote, _) in wanted.items()}
 
@@ -367,7 +367,7 @@ async def _ask(
             try:
                 votes[key] = await judge.vote(problem, votes[key], key, lambda: bool(failed))
                 cache.put(key, asdict(votes[key]))
-            except (ValueError, ServerError) as error:
+            except (ValueError, RuntimeError) as error:  # of the judge, or of a full disk
                 failed.append(error)
 
     workers: list[Any] = []

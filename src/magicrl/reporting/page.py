@@ -15,7 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
-from magicrl.files import write_atomically
+from magicrl.files import NO_ROOM, write_atomically
 from magicrl.reporting import wording
 from magicrl.reporting.charts import FigureView, file_css, page_css
 from magicrl.reporting.samples import clipped
@@ -63,6 +63,7 @@ def write_page(page: str, target: Path) -> Path:
 
     Raises:
         ValueError: the page cannot be written, or its folder does not exist.
+        OSError: the disk is full.
     """
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}; create it, or choose another --output")
@@ -70,6 +71,8 @@ def write_page(page: str, target: Path) -> Path:
         # lone surrogates in hostile text must not stop a report
         write_atomically(target, page.encode("utf-8", "replace"))
     except OSError as error:
+        if error.errno in NO_ROOM:
+            raise  # failed work, not a wrong command line
         raise ValueError(f"{target}: the report cannot be written: {error}; choose another output") from None
     return target
 

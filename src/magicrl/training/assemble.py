@@ -15,6 +15,7 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.families import make_family
 from magicrl.data.sources import problems_fingerprint
+from magicrl.models import cpu_kernels
 from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.model_files import files_fingerprint, find_model, weights_fingerprint
 from magicrl.models.prompts import PromptEncoder, prompt_format
@@ -66,6 +67,7 @@ class Built:
         """Return provenance for ``run.json``: initial model, and a checksum of every set of problems."""
         sets = {"train": self.data.train, "validation": self.data.validation}
         sets |= {f"test/{name}": problems for name, problems in self.data.test.items()}
+        on_cpu = self.start.model.device.type == "cpu"
         return {
             "start_model": without_secrets(self.start.folder),
             "start_weights": weights_fingerprint(find_model(self.start.folder)),
@@ -77,6 +79,8 @@ class Built:
             "dropped_in_test": self.data.dropped_in_test,
             "dropped_conflicting": self.data.dropped_conflicting,
             "devices": self.devices,
+            # They round differently. A process without a compiler or a cache folder may have torch's.
+            "kernels": ("magicrl's" if cpu_kernels.missing() is None else "torch's") if on_cpu else None,
         }
 
 

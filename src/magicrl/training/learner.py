@@ -365,7 +365,8 @@ class MasterOptimizer:
         if not self.weights_are_finite():
             failure = (
                 f"update {self.steps} gave weights that are not finite, with a learning rate of {learning_rate:g}; "
-                "this step is in no checkpoint. Start a new run with a lower optimizer.learning_rate"
+                "this step is in no checkpoint. Start a new run with a lower optimizer.learning_rate, or with another "
+                "start model if its weights are very large"
             )
         further = {"grad_norm": norm, "learning_rate": learning_rate, **self.loss_scale.metrics()}
         return {**values, **further}, failure, None

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -81,11 +81,17 @@ class RunFolder:
         resumed: Whether the folder held a run already.
         owner: Owner that the run's checkpoints name: the hash of the configuration it was started with.
 
+    Args:
+        held: Called before records are written. It raises ``OSError`` if the folder is another one by now.
+
     Raises:
         ValueError: As ``check_folder``.
     """
 
-    def __init__(self, path: Path, config: TrainConfig, *, resume: bool) -> None:
+    def __init__(
+        self, path: Path, config: TrainConfig, *, resume: bool, held: Callable[[], None] = lambda: None
+    ) -> None:
+        self._held = held
         self.path = path
         self.checkpoints = path / "checkpoints"
         self.rollouts = path / "rollouts"
@@ -120,7 +126,7 @@ class RunFolder:
 
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume extends its history."""
-        known = ("threads", "start_weights", "start_files")
+        known = ("threads", "kernels", "start_weights", "start_files")
         environment = {**environment_facts(), **{name: facts.get(name) for name in known}}
         reference, teacher = config.reference, config.teacher
         frozen = {
@@ -162,7 +168,7 @@ class RunFolder:
         """Return the differences between the first and current environment. Without any, a resume is bit-identical."""
         environments = self._facts()["environments"]
         first, last = environments[0], environments[-1]
-        keys = ("versions", "machine", "python", "threads", "start_weights")
+        keys = ("versions", "machine", "python", "threads", "kernels", "start_weights")
         # an environment of an earlier version lacks some
         other = [key for key in keys if first.get(key, last.get(key)) != last.get(key)]
         return [
@@ -172,6 +178,7 @@ class RunFolder:
 
     def finish(self, status: str, **facts: Any) -> None:
         """Mark the run as ``finished``, ``stopped`` or ``failed``."""
+        self._held()
         document = self._facts()
         # An error may quote a URL that contains a password.
         shown = {key: without_secrets(value) if isinstance(value, str) else value for key, value in facts.items()}
@@ -181,6 +188,7 @@ class RunFolder:
     def account(self, totals: Mapping[str, float]) -> None:
         """Add this attempt's usage of a served judge to that of earlier attempts."""
         if totals:
+            self._held()
             document = self._facts()
             before: Mapping[str, float] = document.get("judge", {})
             document["judge"] = {key: before.get(key, 0) + value for key, value in totals.items()}
@@ -188,11 +196,13 @@ class RunFolder:
 
     def step(self, metrics: StepMetrics) -> None:
         """Append a line to ``metrics.jsonl``."""
+        self._held()
         row = {"step": metrics.step, "stage": metrics.stage, "values": dict(metrics.values)}
         _append(self._metrics, row)
 
     def event(self, event: Mapping[str, object]) -> None:
         """Append a line to ``events.jsonl``."""
+        self._held()
         _append(self._events, {"time": now(), **event})
 
     def has_event(self, kind: object, message: object) -> bool:
@@ -237,6 +247,7 @@ class RunFolder:
         return [number for number in range(1, step + 1) if number not in recorded]
 
     def write_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
+        self._held()
         write_atomically(self.evaluations / f"{name}.json", json.dumps(document, indent=1))
 
     def read_evaluation(self, name: str) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ allows just enough time.) A second signal stops at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import signal
@@ -212,8 +213,8 @@ def open_session(
     """
     parts = parts or LocalParts(config)
     # A second process in the folder is refused at once: two would mix their lines and checkpoints.
-    with only_writer(output, wait=False):
-        folder = RunFolder(output, config, resume=resume)
+    with only_writer(output, wait=False) as held:
+        folder = RunFolder(output, config, resume=resume, held=held)
         # Set before anything is computed: sums, and so bits, depend on the number of threads.
         threads = set_threads(config)
         with contextlib.closing(parts.judge()) as judge:
@@ -252,6 +253,13 @@ def _ending_noted(folder: RunFolder, judge: OwnedVerifiers) -> Generator[None]:
                 f"{folder.path} could not be written: {error}. Free disk space and continue with --resume; "
                 "the last checkpoint is complete"
             ) from error
+        if (
+            isinstance(error, OSError)
+            and error.errno in (errno.ENOENT, errno.ESTALE)
+            and str(error.filename).startswith(str(folder.path))
+        ):
+            what = f"{error.filename}: {error.strerror}"
+            raise TrainingStopped(f"{what}. Restore the folder and continue with --resume, or start again") from error
         raise
     finally:
         with contextlib.suppress(OSError):

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -248,6 +249,33 @@ def test_two_processes_do_not_write_one_run(toy_recipe: Path, tmp_path: Path) ->
     ):
         run(toy_recipe, output, NullObserver(), *SHORT)
     run(toy_recipe, output, NullObserver(), *SHORT)
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_run_whose_folder_is_replaced_writes_nothing_there(toy_recipe: Path, tmp_path: Path, again: bool) -> None:
+    output = tmp_path / "run"
+
+    class Replaced(NullObserver):
+        def step(self, metrics: StepMetrics) -> None:
+            output.rename(tmp_path / "before")
+            if again:
+                (output / "checkpoints").mkdir(parents=True)
+                (output / ".lock").touch()
+
+    with pytest.raises(TrainingStopped, match=r"deleted, renamed or replaced during the work\. Restore the folder"):
+        run(toy_recipe, output, Replaced(), *SHORT, "checkpoint.every=100")
+    assert again == output.exists()
+    assert not again or sorted(path.name for path in output.iterdir()) == [".lock", "checkpoints"]
+
+
+def test_a_run_that_loses_a_folder_ends_as_stopped(toy_recipe: Path, tmp_path: Path) -> None:
+    class Deleting(NullObserver):
+        def event(self, event: Mapping[str, object]) -> None:
+            if event["kind"] == "stage_end":
+                shutil.rmtree(tmp_path / "run" / "evaluations", ignore_errors=True)
+
+    with pytest.raises(TrainingStopped, match=r"held_out.json.writing: No such file.*Restore the folder"):
+        run(toy_recipe, tmp_path / "run", Deleting(), *SHORT)
 
 
 def test_a_checkpoint_that_lacks_a_part_is_refused(toy_recipe: Path, tmp_path: Path) -> None:

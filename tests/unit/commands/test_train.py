@@ -225,3 +225,35 @@ def test_ctrl_c_prints_the_command_that_continues(
     assert ended.value.code == 130
     assert second == [signal.SIG_IGN, signal.SIG_DFL], "a second Ctrl-C shows no traceback, and ends a slow exit"
     assert capsys.readouterr().err == shown.format(words)
+
+
+def test_output_that_nobody_reads_and_a_deleted_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unread() -> None:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            raise SystemExit(1)  # noqa: B904 -- as rich does
+
+    def in_no_folder() -> None:
+        Path.cwd()
+
+    def ended(command: Callable[[], None]) -> str:
+        def app_of(**_: bool) -> Callable[..., None]:
+            return lambda **_: command()
+
+        monkeypatch.setattr("magicrl.commands.main.make_app", app_of)
+        with pytest.raises(SystemExit):
+            main()
+        return capsys.readouterr().err
+
+    monkeypatch.setattr("sys.argv", ["magicrl", "train", "tiny"])
+    assert ended(unread) == (
+        "stopped, since the program that reads the output has ended; finished work is kept. To continue:\n"
+        "magicrl train tiny --resume\n"
+    )
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert "the current folder no longer exists: change to one" in ended(in_no_folder)

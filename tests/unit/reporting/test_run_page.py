@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import re
@@ -221,7 +222,7 @@ def test_a_report_bears_with_sparse_metrics(run_folder: Path) -> None:
     assert 'data-chart="accuracy"' not in page
 
 
-def test_an_unwritable_output_is_named(run_folder: Path) -> None:
+def test_an_unwritable_output_is_named(run_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for nowhere in (run_folder / "run.json", run_folder / "none"):
         with pytest.raises(ValueError, match=f"there is no folder {nowhere}; create it, or choose another --output"):
             write_run_page(run_folder, nowhere / "page.html")
@@ -229,6 +230,13 @@ def test_an_unwritable_output_is_named(run_folder: Path) -> None:
     (run_folder / "page.html").mkdir()
     with pytest.raises(ValueError, match="cannot be written"):
         write_run_page(run_folder, run_folder / "page.html")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device.*full\.html"):  # has another exit status
+        write_run_page(run_folder, run_folder / "full.html")
 
 
 def test_long_responses_are_cut_on_the_page_and_say_so() -> None:

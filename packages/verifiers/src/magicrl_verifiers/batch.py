@@ -7,6 +7,7 @@ status ``broken_line`` and the reason.
 from __future__ import annotations
 
 import atexit
+import errno
 import functools
 import json
 import math
@@ -129,14 +130,19 @@ def judge_file(
             rewards.add(float(correct) if verdict.score is None else verdict.score)
         tell(outcomes.total(), lines)
 
-    with part.open("w", encoding="utf-8") as file:
-        for line in _each_line(input, submit):
-            waiting.append(line)
-            # enough to keep the workers busy; a file of millions of lines is not in memory
-            if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
+    try:
+        with part.open("w", encoding="utf-8") as file:
+            for line in _each_line(input, submit):
+                waiting.append(line)
+                # enough to keep the workers busy; a file of millions of lines is not in memory
+                if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
+                    finish(file)
+            while waiting:
                 finish(file)
-        while waiting:
-            finish(file)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(part)) from None  # a failed write names no file
     # only a whole output has its name: a run that was killed leaves the part file
     part.replace(output)
     return BatchSummary(

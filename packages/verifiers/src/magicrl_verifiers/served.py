@@ -425,7 +425,7 @@ class AnswerFile:
         """Write a row; when this returns, it outlives the process.
 
         Raises:
-            ValueError: it could not be written; says where.
+            RuntimeError: it could not be written; says where.
         """
         with self._locked():
             place = self._file.seek(0, 2)
@@ -434,7 +434,8 @@ class AnswerFile:
                 self._file.flush()
             except OSError as error:
                 name = self._file.name
-                raise ValueError(f"{name}: an answer could not be written ({error}); make room and go on") from error
+                remedy = "free disk space and run the same command again"
+                raise RuntimeError(f"{name}: an answer could not be written ({error}); {remedy}") from error
         self._places[key] = place
 
     def close(self) -> None:

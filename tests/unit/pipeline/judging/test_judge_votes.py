@@ -135,12 +135,12 @@ def test_a_full_disk_says_so_and_loses_no_vote(tmp_path: Path, monkeypatch: pyte
     def failing(self: Any, key: bytes, vote: Any) -> None:
         if len(self._places) == 3 and not full:
             full.append(True)
-            raise ValueError("a vote could not be written (No space left on device)")
+            raise RuntimeError("a vote could not be written (No space left on device)")
         put(self, key, vote)
 
     monkeypatch.setattr(AnswerFile, "put", failing)
     with serving(lambda body, number: verdict(True)) as server:
-        with pytest.raises(ValueError, match="No space left"):
+        with pytest.raises(RuntimeError, match="No space left"):
             ask(judging(server, concurrency=1), tmp_path)
         assert len(ask(judging(server), tmp_path)) == 3
 
