@@ -134,6 +134,7 @@ VALUES = [
     ("So a=1 and b=5.", "a=1 and b=5"),
     ("It is 66.67, so 66.66.", "66.66"),
     ('{"answer": "x = 5", "steps": 7}', "5"),
+    ('{"answer": "yes"}', "yes"),
 ]
 
 
