@@ -63,6 +63,7 @@ def test_only_the_tail_of_a_huge_answer_is_read_but_its_tags_are_seen() -> None:
         (r"a\\\boxed{3}", "3"),  # a line break, then a box
         (r"\boxed 5", None),
         (r"It is $\boxed 12$.", "12"),  # in the data set MATH
+        (r"It is $\boxed12$.", "12"),
         (r"$\boxed{1}$, no: $\boxed 2 $", "2"),
     ],
 )

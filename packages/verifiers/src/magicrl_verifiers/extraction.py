@@ -18,7 +18,7 @@ MAX_ANSWER_CHARS = 1_000_000
 """Longest answer part in characters; of a longer one only the tail is read."""
 
 _BOX = r"\\(?:boxed|fbox)\s*"
-_BARE = r"\\boxed +(?P<bare>[^\s{}$\\]{1,40})(?= ?\$)"  # $\boxed 12$ in MATH
+_BARE = r"\\boxed(?: +|(?=-?\d))(?P<bare>[^\s{}$\\]{1,40})(?= ?\$)"  # $\boxed 12$ in MATH
 _TOKEN = re.compile(_BOX + r"(?P<box>\{)|" + _BARE + r"|\\.|(?P<open>\{)|(?P<close>\})", re.DOTALL)
 
 

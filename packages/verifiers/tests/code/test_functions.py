@@ -428,3 +428,14 @@ def test_helpers_of_the_prelude_cannot_be_replaced(judge: CodeJudge) -> None:
     }
     assert correct(judge, "def f(x): return x + 1", tests)
     assert not correct(judge, "def same(a, b): return True\ndef f(x): return 0", tests)
+
+
+@pytest.mark.parametrize("example", ["assert double(3) == 6", "print(Solution().double(3))", ">>> double(3)\n6"])
+@pytest.mark.parametrize(
+    "suite", [{"fn_name": "double", "inputs": [[3]], "outputs": [6]}, {"assert_case": ["assert double(3) == 6"]}]
+)
+def test_an_example_of_use_is_no_program(judge: CodeJudge, suite: dict[str, Any], example: str) -> None:
+    wrong, right = (f"```python\ndef double(n):\n    return {n} * n\n```\n" for n in (3, 2))
+    response = f"{wrong}No:\n{right}For example:\n```python\n{example}\n```"
+    assert judge.judge_response(response, parse_suite(suite)).status == "passed"
+    assert judge.judge_response(f"{response}\n{wrong}", parse_suite(suite)).status == "wrong_answer"

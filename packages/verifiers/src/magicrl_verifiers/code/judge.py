@@ -65,11 +65,12 @@ _FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.MULTIL
 _PYTHON = {"python", "python3", "py", "py3", "python2"}
 
 
-def program_in(response: str, reasoning: Reasoning) -> str | None:
+def program_in(response: str, reasoning: Reasoning, entry: str = "") -> str | None:
     """Return the text of the last closed fenced block after the reasoning; one that is marked as Python goes first.
 
     A block that stays open is no block: the response was cut. Blocks of output or of shell commands that follow the
-    program do not hide it, since they are not marked as Python. None if there is no block or the reasoning never ended.
+    program do not hide it, since they are not marked as Python. Neither do examples of its use, if there is a block
+    that defines ``entry``, the function that the tests call. None if there is no block or the reasoning never ended.
 
     Example:
         >>> program_in("```python\\nprint(1)\\n```\\nIt prints\\n```\\n1\\n```", "auto")
@@ -79,7 +80,8 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
     if text is None:
         return None
     best: str | None = None
-    last: str | None = None
+    rank = (False, False)  # whether the best block defines the function, and is marked as Python
+    defines = re.compile(rf"^[ \t]*(?:async )?(?:def|class) +{re.escape(entry)}\b|^{re.escape(entry)} *=", re.MULTILINE)
     opened: re.Match[str] | None = None
     counted = quotes = 0  # triple quotes of the block, up to `counted`
     for fence in _FENCE.finditer(text):
@@ -97,15 +99,15 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
             # The fence may be indented, e.g. in a list: each line loses as much, as in CommonMark. But only where the
             # first line is indented, which no program is: some models indent only the fence.
             if not columns or not code.strip("\r\n")[:1].isspace():
-                last = code
+                block = code
             else:
-                last = re.sub(rf"^[ \t]{{0,{columns}}}", "", code, flags=re.MULTILINE)
-            if opened[2].lower() in _PYTHON:
-                best = last
+                block = re.sub(rf"^[ \t]{{0,{columns}}}", "", code, flags=re.MULTILINE)
+            found = (bool(entry and defines.search(block)), opened[2].lower() in _PYTHON)
+            best, rank = (block, found) if best is None or found >= rank else (best, rank)
             opened = None
         elif fence[2].lower() in _PYTHON:
             opened, quotes = fence, 0  # a block that was never closed, and a new one
-    return last if best is None else best
+    return best
 
 
 _VERDICTS = (0, 1, 2, 4, 7, 8)
@@ -262,7 +264,8 @@ class CodeJudge(Closing):
 
     def judge_response(self, response: str, suite: Suite) -> CodeVerdict:
         """Judge the program in a response (its last fenced block after the reasoning)."""
-        program = program_in(response, self._options.judge.reasoning)
+        tested = next((case.entry for case in suite.cases if not isinstance(case, StdinCase)), None) or ""
+        program = program_in(response, self._options.judge.reasoning, tested.rpartition(".")[2])
         if program is None or not program.strip():
             reason = "no closed code block after the reasoning" if program is None else "the code block is empty"
             return code_verdict("no_code", reason, total=len(suite.cases))

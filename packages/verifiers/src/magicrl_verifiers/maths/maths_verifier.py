@@ -48,6 +48,7 @@ from magicrl_verifiers.maths.notation import (
 from magicrl_verifiers.maths.prose import final_answer
 from magicrl_verifiers.maths.quantities import singular
 from magicrl_verifiers.maths.reading import read
+from magicrl_verifiers.maths.relations import restates
 from magicrl_verifiers.maths.sequences import (
     arguments_of,
     periodic_parameters,
@@ -210,10 +211,12 @@ _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]
 _EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
 _MILLIONS = re.compile(r"-?\d{1,3}(?:,\d{3}){2,}")
 _NO_ITEMS = re.compile(r"(?<!\d),0\d|\d,0\d|[$€£¥₹]\d{1,3},\d{3}")
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_DECIMAL_COMMA = re.compile(r"-?(?:\d{1,3}(?:[. ]\d{3})+|\d+),\d+")
+_INDIAN = re.compile(r"-?\d{1,2}(?:,\d{2})+,\d{3}")  # 12,34,567
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _IMPROPER = re.compile(r"(?<![\d.])\d+ ?\\frac ?(?:\{(\d+)\}|(\d)) ?(?:\{(\d+)\}|(\d))")
 """A whole number before a fraction, which Math-Verify adds whatever the fraction is."""
+_CONNECTIVE = re.compile(r"\\(?:(?P<or>lor|vee)|land|wedge)(?![a-z])")
 _PRIME = re.compile(r"'(?!\d)|\\prime")  # not the Swiss 1'000
 _MOST_WORDS = 3
 """Most words of a text for Math-Verify: of a sentence it reads one formula of several."""
@@ -222,13 +225,18 @@ _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
 
 def same_structure(reference: str, answer: str) -> bool | None:
     """Compare two answers in canonical notation; None if one was not read or nothing was decided."""
+    connectives = [[one["or"] is None for one in _CONNECTIVE.finditer(text)] for text in (reference, answer)]
+    if all(connectives) and connectives[0] != connectives[1]:
+        return False  # p and q is not p or q
     verdicts: list[bool | None] = []
     for left in readings(reference, trusted=True):
         for right in readings(answer, trusted=False):
             verdicts.append(same_shape(left, right))
             if verdicts[-1] is True:
                 return True
-    return True if _decimal_comma(reference, answer) else any_of(verdicts or [None])
+    if _decimal_comma(reference, answer) or _rounded(reference, answer):
+        return True
+    return any_of(verdicts or [None])
 
 
 def readings(text: str, *, trusted: bool) -> Iterator[Shape]:
@@ -289,10 +297,21 @@ def same_list(reference: str, boxes: str, count: int) -> bool:
 
 
 def _decimal_comma(reference: str, answer: str) -> bool:
-    """Accept the answer ``2,74`` for the reference 2.74, which shows that no list is expected."""
+    """Accept ``2,74`` for the reference 2.74 and ``1,00,000`` for 100000, which show that no list is expected."""
+    if _INDIAN.fullmatch(answer):
+        return reference == answer.replace(",", "")
     if not (_DECIMAL_POINT.fullmatch(reference) and _DECIMAL_COMMA.fullmatch(answer)):
         return False
-    return not _GROUPED.fullmatch(answer.lstrip("-")) and reference == answer.replace(",", ".")
+    return not _GROUPED.fullmatch(answer.lstrip("-")) and reference == re.sub("[. ]", "", answer).replace(",", ".")
+
+
+def _rounded(reference: str, answer: str) -> bool:
+    r"""Accept ``8/3 \approx 2.67`` for the reference 2.67, whose problem asked for a rounded value."""
+    exact, sign, about = answer.rpartition(r"\approx")
+    if not sign or "approx" in exact or not any(True for _ in readings(answer, trusted=False)):
+        return False
+    value = read(exact.rpartition("=")[2], False)
+    return restates(read(reference, True), value) and same_structure(reference, about.strip()) is True
 
 
 def engine_may_judge(reference: str, answer: str) -> bool:

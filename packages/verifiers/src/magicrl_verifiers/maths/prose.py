@@ -13,8 +13,10 @@ from itertools import pairwise
 
 from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATER, LATEX, MATH, read_clauses
 from magicrl_verifiers.maths.literals import MORE_SCALES, SCALE_PREFIX, leading_number, part_of_one
-from magicrl_verifiers.maths.notation import plain_mathematics
+from magicrl_verifiers.maths.notation import canonical_notation, plain_mathematics
 from magicrl_verifiers.maths.quantities import UNITS
+from magicrl_verifiers.maths.reading import read
+from magicrl_verifiers.maths.relations import restates
 
 _ANSWER = (
     "答案", "正确答案", "正確答案", "答え", "正解", "정답", "답", "réponse", "reponse", "respuesta", "resposta",
@@ -49,7 +51,9 @@ _MAX_HOPE = 120
 _CLOSING = re.compile(r"^[ \t]*####[ \t]+(?P<value>\S[^\n]{0,80})\s*\Z", re.MULTILINE)  # GSM8K's last line
 _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
-_NUMBER_BODY = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
+_NUMBER_BODY = (
+    r"\d+(?:\.\d+)?[eE][-+]?\d{1,3}(?!\w)|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
+)
 _NUMBER = re.compile(
     rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
     re.IGNORECASE,
@@ -71,6 +75,7 @@ _ASSIGNED = re.compile(
 )
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
 _NEXT_FIELD = re.compile(r"[,;]\s*[\"']?[A-Za-z_]{2,}[\"']?\s*[=:]")  # answer=6; check=5
+_JSON_TEXT = re.compile(r'"([^"\n]{1,200})"\s*[,}\n]')  # {"answer": "10"}
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
@@ -121,8 +126,43 @@ _OPERATED = re.compile(
 )
 _TUPLE = re.compile(
     r"(?<![\w)])(?P<value>(?:[(\[][^()\[\]A-Za-z\n]{1,60},[^()\[\]A-Za-z\n]{1,60}[)\]](?:,? and |, ?|(?=\W*\Z)))+|"
-    r"(?:[A-Za-z] = -?[\d./]+(?:,? and |,? or |, ))+[A-Za-z] = -?[\d./]*\d)\W*\Z"
+    r"(?:[A-Za-z] ?= ?-?[\d./]+(?:,? and |,? or |, ))+[A-Za-z] ?= ?-?[\d./]*\d)\W*\Z"
 )
+_BOUND = r"(?:[-+\d./^* ]|\\(?:infty|pi|sqrt\{\d+\})(?![a-z])|\binf(?:inity|ty)?\b){1,40}"
+_PART = rf"(?:[(\[]{_BOUND},{_BOUND}[)\]]|⟨{_BOUND}(?:,{_BOUND}){{1,5}}⟩|\\?\{{{_BOUND}(?:,{_BOUND}){{0,20}}\\?\}})"
+_ATOM = (
+    r"(?:(?:[a-zA-Z]\([a-z]\)|\d++(?:[./]\d++)?|[A-Za-z]|\\(?:pi|infty) ?|\\sqrt\{\d+\})"
+    r"(?:\^(?:\d|\{[^{}]{1,9}\}))?){1,4}(?![A-Za-z])"
+)
+_TERM = rf"-?{_ATOM}(?: ?(?:[-+/]|\\(?:times|cdot) ) {{0,2}}{_ATOM}){{0,3}}"
+_BOUNDS = rf"{_TERM}(?: ?(?:[<>]=?|=|\\[lg]e ) ?{_TERM}){{1,2}}"
+_SETS = rf"{MATH.pattern}|(?<![\w$\\^}}])(?P<plain>{_PART}(?:\s*(?:∪|\\cup|U)\s*{_PART}){{0,8}})(?![\w$^])"
+_SPAN_OF_LATEX = re.compile(_SETS, re.DOTALL)
+_SPAN = re.compile(
+    rf"{_SETS}|(?<![^\s:*\"“])(?:(?P<bounds>{_BOUNDS}(?:,? (?:and|{_OR_WORDS}) {_BOUNDS}){{1,3}})|(?P<term>{_TERM}))"
+    r"(?=[\s.,;:!?*\"”)]|\Z)(?! ?[=<>≈\\^/+*-])",
+    re.DOTALL,
+)
+"""A formula; an interval, a union of them, a set or a point; in plain text also joined inequalities, and a term."""
+_NO_VALUES = re.compile(r".*?(?:[<>]|\\[lg]e)|(?!.* and ).*?= ?-?[\d./ +*-]*[a-z](?![A-Za-z])")
+"""Joined relations that give no numbers: *x < 0 or x > 2*, *y = 2x or y = 3x*."""
+_FORMULA = re.compile(r".*\\pi|-?\d(?:[^a-z]|\\times|\\cdot)*\^\{|.*\^\{.* [-+] |.* [-+] .*\^\{")
+"""Terms that are more than a number with its unit: *25π*, *10⁵*, *x² + 5*."""
+_NO_POINT = re.compile(r"inf|[∪{⟨]|\\cup|U|\[[^\]]*\)|\([^)]*\]")
+_COUNTED_IN = re.compile(
+    r"(?P<count>(?<![\w.$])\d+|(?<!\\)\$\d+\$)(?P<noun>(?: (?!and\b|or\b|is\b|so\b|then\b)[a-z]+){1,3}) "
+    r"(?:in|on|over|within|of|from)(?: the(?: \w+)? (?:interval|range|set|domain))? "
+    r"(?P<dollar>\$?)\\?[(\[{][^$()\[\]{}]{1,60},[^$()\[\]{}]{1,60}\\?[)\]}](?P=dollar)(?![\w$])"
+)
+"""Things counted in an interval or a set: *3 solutions in [0, 2)*."""
+_RESTATED = re.compile(
+    r"(?:(?<!\\)\$(?P<formula>[^$\n]{1,60})\$|\\\((?P<latex>[^$\n]{1,60}?)\\\)|"
+    r"(?<![\w.,/^*$\\{(-])(?P<plain>-?(?:[\d()/^*]|\\pi ?|\\sqrt\{\d+\}|\bsqrt\(\d+\)| ?[-+] ?(?=[\d\\(])){1,60}))"
+    r"(?P<between>[^\d$=\n.;()\\]{0,6}(?P<aside>\()?(?:[^\d$=\n.;()\\]|\\approx){1,40})\$?(?P<about>-?\d+\.\d{2,12})\$?"
+    r"(?(aside)\)?)(?!\d|\.\d|\s?\\?%|\s?percent)"
+)
+"""A number and a decimal after it, which may give the same value: *1/3, or about 0.33*."""
+_MAX_RESTATED = 1500
 _MAX_SENTENCES = 6
 _MAX_SEGMENT = 300
 
@@ -175,7 +215,11 @@ def final_answer(text: str, *, choice: bool) -> str | None:
     items = [int(item["number"]) for item in _ITEMS.finditer(text)]
     if len(items) > 1 and items == list(range(1, len(items) + 1)):  # the numbers of a list are no values
         text = _ITEMS.sub("\n", text)
-    text = MATH.sub(_on_one_line, plain_mathematics(text))
+    span = _SPAN_OF_LATEX if "\\" in MATH.sub("", text) else _SPAN
+    text = span.sub(_on_one_line, plain_mathematics(text))
+    if text.find(".", -_MAX_RESTATED) >= 0:
+        text = text[:-_MAX_RESTATED] + _RESTATED.sub(_as_chain, text[-_MAX_RESTATED:])
+    text = _COUNTED_IN.sub(r"\g<count>\g<noun>", text)
     text = _DASH_AS_MINUS.sub("-", text) if "–" in text else text
     if "####" in text and (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
         return value
@@ -184,10 +228,27 @@ def final_answer(text: str, *, choice: bool) -> str | None:
 
 
 def _on_one_line(span: re.Match[str]) -> str:
-    """Return a formula without marks that look like the end of a sentence."""
+    """Return a formula without marks that look like the end of a sentence; intervals and sets become formulas."""
     text = " ".join(span[0].split())
+    if span.lastgroup == "plain":
+        text = re.sub(r"(?<![\\\w])\{([^{}]*)\}", r"\\{\1\\}", text).replace("∪", r"\cup").replace("U", r"\cup")
+        return f"${text}$" if _NO_POINT.search(span[0]) else span[0]
+    if span.lastgroup == "bounds":
+        joined = re.sub(rf",? (?:(?P<both>and)|{_OR_WORDS}) ", lambda word: f" {word['both'] or 'or'} ", text)
+        return f"${joined}$" if _NO_VALUES.match(text) else span[0]
+    if span.lastgroup == "term":
+        return f"${text}$" if _FORMULA.match(text) else span[0]
     text = _NEGATIVE_SPACE.sub("", text) if "\\!" in text else text
     return text.replace(". ", ".\\,").replace("! ", "!\\,").replace("? ", "?\\,")
+
+
+def _as_chain(match: re.Match[str]) -> str:
+    r"""Return ``$1/3 \approx 0.33$`` for a number that a decimal restates; else the text unchanged."""
+    exact = match["formula"] or match["latex"] or match["plain"]
+    value = read(canonical_notation(exact.rpartition("=")[2]), False)
+    if re.fullmatch(r"-?[\d.]+", exact) or not restates(read(match["about"], False), value):
+        return match[0]
+    return rf"${exact} \approx {match['about']}$"
 
 
 def _anchored(text: str) -> str | None:
@@ -201,6 +262,8 @@ def _anchored(text: str) -> str | None:
             continue
         rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
         segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
+        if field := _JSON_TEXT.match(rest):
+            segment = field[1].replace(r"\\", "\\")
         behind = max(anchor.end() + len(segment) - 1, 0)
         if correction := _CORRECTION.search(text, behind):
             return _last_value(text[correction.start() :]) or ""

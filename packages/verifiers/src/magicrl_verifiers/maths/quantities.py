@@ -298,6 +298,10 @@ def _annotated(tokens: Sequence[Token]) -> Sequence[Token]:
     # another number in words would be a second answer
     if named is not None or any(token.kind != "word" for token in inside):
         return tokens
+    # 1/(xy), ln(ab) and e^(kt) have a product in their brackets
+    letters = all(not token.roman and len(token.text) <= 3 and token.text not in UNITS for token in inside)
+    if letters or tokens[opening - 1].kind in ("op", "fn"):
+        return tokens
     return [*tokens[:opening], *inside]
 
 

@@ -468,6 +468,14 @@ def _near(exact: Shape | None, about: Shape | None) -> bool:
     return values is None or abs(values[0] - values[1]) < Fraction(1, 10**decimals)
 
 
+def restates(about: Shape | None, exact: Shape | None) -> bool:
+    """Return whether a decimal of two places or more gives a number to a unit of its last digit."""
+    if not (isinstance(exact, Quantity) and isinstance(about, Quantity)) or number_value(exact.expr) is None:
+        return False
+    literal = about.expr.args[0] if about.expr.op == "neg" else about.expr
+    return literal.op == "num" and literal.decimals > 1 and _near(exact, about)
+
+
 def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Shape | None:
     """Read an inequality: a set of numbers if it bounds one name by formulas without it, else an order."""
     if list(relations) == ["!="]:
