@@ -11,7 +11,8 @@ Python and exists only in this process.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -133,6 +134,14 @@ def resolve(kind: str, reference: str) -> Any:
     name, task = _collection(kind, reference)
     found = references.resolve_reference(kind, name, BUILTINS[kind])
     return functools.partial(found, task) if task else found
+
+
+def check_call(named: str, function: Callable[..., Any], argument: str) -> None:
+    """Raise ``ValueError`` if ``function``, called ``named`` in the message, cannot be called with one ``argument``."""
+    try:
+        inspect.signature(function).bind(argument)
+    except TypeError as error:
+        raise ValueError(f"{named} is called with one argument, {argument}: {error}") from None
 
 
 def _collection(kind: str, reference: str) -> tuple[str, str]:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from magicrl.algorithms.token_weights import as_numbers
 from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, Verdict, frozen_floats, reward_earned
-from magicrl.registry import resolve
+from magicrl.registry import check_call, resolve
 
 
 def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup:
@@ -318,6 +318,7 @@ def advantage_of(reference: str) -> Advantage:
     found = resolve("advantage", reference)
     if not callable(found):
         raise ValueError(f"advantage {reference!r} is a {type(found).__name__}; it must be a function")
+    check_call(f"advantage {reference!r}", found, "AdvantageInputs")
     return cast(Advantage, found)
 
 

@@ -34,7 +34,7 @@ from magicrl.algorithms.token_weights import (  # custom parts import all of the
     sequence_sum,
 )
 from magicrl.records import TrainBatch
-from magicrl.registry import BUILTINS, resolve
+from magicrl.registry import BUILTINS, check_call, resolve
 
 # --- inputs and outputs of a method -----------------------------------------------------------------------------
 
@@ -261,4 +261,5 @@ def loss_row(reference: str) -> LossRow:
         )
     needs_of(row)
     needs_of(row.statistics)
+    check_call(f"the surrogate of loss {reference!r}", row.surrogate, "LossInputs")
     return row

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import torch
 from torch import Tensor
 
-from magicrl.registry import resolve
+from magicrl.registry import check_call, resolve
 
 MAX_LOG_RATIO = 20.0
 """Bound of the log ratio of two policies. e^20 is not the ratio of two versions of one policy, and exp must not
@@ -173,6 +173,7 @@ def reducer_of(reference: str) -> Reducer:
     reducer = resolve("reducer", reference)
     if not callable(reducer):
         raise ValueError(f"reducer {reference!r} is a {type(reducer).__name__}; it must be a function of ReducerInputs")
+    check_call(f"reducer {reference!r}", reducer, "ReducerInputs")
     return cast(Reducer, reducer)
 
 
@@ -349,6 +350,7 @@ def correction_of(reference: str) -> Correction:
             f"correction {reference!r} is a {type(found).__name__}; it must be a function of LossInputs or a "
             "magicrl.algorithms.losses.Correction"
         )
+    check_call(f"correction {reference!r}", found, "LossInputs")
     weights = cast("Callable[[LossInputs], Tensor]", found)
     return Correction(name=reference, weights=weights, needs=needs_of(weights))
 

@@ -330,6 +330,10 @@ def test_a_stage_with_another_target_hands_a_controllers_state_on(toy_recipe: Pa
         ("algorithm.loss=OWN:three", r"clip = \(0.2, 0.2, 0.2\); it must be a pair"),
         ("algorithm.loss=OWN:text", r"clip = \('0.2', 0.2\); it must be a pair"),
         ("algorithm.loss=OWN:zero", r"clip = \(0, 0.2\); it must be a pair"),
+        ("algorithm.loss=OWN:row", "surrogate of loss .* called with one argument, LossInputs: missing .* 'more'"),
+        ("algorithm.reducer=OWN:two", "is called with one argument, ReducerInputs: missing .* 'more'"),
+        ("algorithm.correction=OWN:two", "is called with one argument, LossInputs: missing .* 'more'"),
+        ("algorithm.advantage=OWN:two", "is called with one argument, AdvantageInputs: missing .* 'more'"),
         ("algorithm.reducer=OWN:thing", "must be a function of ReducerInputs"),
         ("algorithm.correction=OWN:thing", "must be a function of LossInputs"),
         ("algorithm.correction=OWN:misspelt", "needs has unknown inputs 'reference'"),
@@ -349,6 +353,7 @@ def test_something_else_under_the_name_is_told_before_training(
         "from magicrl.algorithms.losses import Correction, LossRow\n"
         "single, three = LossRow(surrogate=None, clip=0.2), LossRow(surrogate=None, clip=(0.2, 0.2, 0.2))\n"
         "text, zero = LossRow(surrogate=None, clip=('0.2', 0.2)), LossRow(surrogate=None, clip=(0, 0.2))\n"
+        "two = lambda inputs, more: inputs\nrow = LossRow(surrogate=two)\n"
         "thing = 1\nmade = FixedEntropyController(0.1)\nkept = lambda settings: made\n"
         "misspelt = Correction(name='mine', weights=lambda c: c.ratio, needs=('reference',))\n"
     )
