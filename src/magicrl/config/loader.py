@@ -364,7 +364,9 @@ def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) ->
         known = sorted({name for table in _tables(schema, details["loc"][:-1]) for name in table.model_fields})
         return f"unknown key {dotted}; {_nearest(dotted.rpartition('.')[2], known, 'known keys')}"
     if kind == "missing":
-        return f"{dotted} is missing; add it"
+        fields = tables[0].model_fields if tables else {}
+        keys = [name for name, field in fields.items() if field.is_required()] or list(fields)
+        return f"{dotted} is missing; add " + (f"its table (keys: {', '.join(keys)})" if keys else "it")
     if kind.startswith("union_tag"):
         key, tag = str(context.get("discriminator", "")).strip("'"), str(context.get("tag", ""))
         fields = [table.model_fields[key] for table in tables if key in table.model_fields]
