@@ -96,10 +96,10 @@ def check_model(folder: Path, name: str) -> None:
     """Raise ``ValueError`` for a folder that lacks a file, or has one that is truncated or not a JSON object."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
-            raise ValueError(
-                f"model folder {name} holds only a LoRA adapter; merge it into its model (PEFT's merge_and_unload) "
-                "and give the merged folder"
-            )
+            remedy = "merge it into its model (PEFT's merge_and_unload) and give the merged folder"
+            if (folder.parent / "config.json").is_file():
+                remedy = f"give the merged model, {Path(name).parent}"
+            raise ValueError(f"model folder {name} holds only a LoRA adapter; {remedy}")
         remedy = "give the folder that save_pretrained wrote"
         if (folder / "model" / "config.json").is_file():
             remedy = f"it is a run folder: give its model, {Path(name) / 'model'}"

@@ -144,6 +144,13 @@ def test_errors_name_the_folder_and_the_remedy(tmp_path: Path) -> None:
     (tmp_path / "empty" / "model" / "config.json").touch()
     with pytest.raises(ValueError, match=r"has no config\.json; it is a run folder: give its model, \S+empty/model$"):
         load_policy(tmp_path / "empty")
+    for adapter in (tmp_path / "empty" / "model" / "adapter", tmp_path / "alone"):
+        adapter.mkdir()
+        (adapter / "adapter_config.json").touch()
+    with pytest.raises(ValueError, match=r"holds only a LoRA adapter; give the merged model, \S+empty/model$"):
+        load_policy(tmp_path / "empty" / "model" / "adapter")
+    with pytest.raises(ValueError, match=r"holds only a LoRA adapter; merge it into its model"):
+        load_policy(tmp_path / "alone")
 
 
 def test_save_replaces_a_model_but_never_another_folder(folder: Path, tmp_path: Path) -> None:
