@@ -163,6 +163,10 @@ def test_all_tests_together_have_a_time_and_slow_progress_is_not_idleness() -> N
     with judge_of("auto", limits=limits, total_seconds=0.5) as judge:
         assert status(judge, burning, {"inputs": [""] * 3, "outputs": [""] * 3}) == "passed"
         assert status(judge, burning, {"inputs": [""] * 6, "outputs": [""] * 6}) == "time_limit"
+        brief = burning.replace("0.12", "0.02")
+        many = judge.judge_program(brief, parse_suite({"inputs": [""] * 64, "outputs": [""] * 64}))
+        assert many.status == "time_limit"
+        assert many.seconds < 0.8, "tests that run in one request share the time that is left"
         assert status(judge, slow, {"inputs": [""], "outputs": [""]}) == "passed"
 
 
