@@ -308,7 +308,7 @@ def _decimal_comma(reference: str, answer: str) -> bool:
 def _rounded(reference: str, answer: str) -> bool:
     r"""Accept ``8/3 \approx 2.67`` for the reference 2.67, whose problem asked for a rounded value."""
     exact, sign, about = answer.rpartition(r"\approx")
-    if not sign or "approx" in exact or not any(True for _ in readings(answer, trusted=False)):
+    if not sign or "approx" in exact or next(readings(answer, trusted=False), None) is None:
         return False
     value = read(exact.rpartition("=")[2], False)
     return restates(read(reference, True), value) and same_structure(reference, about.strip()) is True

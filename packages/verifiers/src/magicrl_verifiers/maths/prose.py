@@ -158,7 +158,7 @@ _COUNTED_IN = re.compile(
 _RESTATED = re.compile(
     r"(?:(?<!\\)\$(?P<formula>[^$\n]{1,60})\$|\\\((?P<latex>[^$\n]{1,60}?)\\\)|"
     r"(?<![\w.,/^*$\\{(-])(?P<plain>-?(?:[\d()/^*]|\\pi ?|\\sqrt\{\d+\}|\bsqrt\(\d+\)| ?[-+] ?(?=[\d\\(])){1,60}))"
-    r"(?P<between>[^\d$=\n.;()\\]{0,6}(?P<aside>\()?(?:[^\d$=\n.;()\\]|\\approx){1,40})\$?(?P<about>-?\d+\.\d{2,12})\$?"
+    r"[^\d$=\n.;()\\]{0,6}(?P<aside>\()?(?:[^\d$=\n.;()\\]|\\approx){1,40}\$?(?P<about>-?\d+\.\d{2,12})\$?"
     r"(?(aside)\)?)(?!\d|\.\d|\s?\\?%|\s?percent)"
 )
 """A number and a decimal after it, which may give the same value: *1/3, or about 0.33*."""
