@@ -93,6 +93,7 @@ frozen-accept: setup-dev
 UPDATED := help run evaluation pipeline errors signatures
 update: setup-dev
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
+	$(BIN)/python -m tools.prose
 	$(BIN)/python -m tools.recipe_page
 	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m tools.errors_page

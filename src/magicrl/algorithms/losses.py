@@ -185,7 +185,7 @@ class LossRow:
         reducer: Weights of the tokens, unless the recipe names another reducer.
         ratio_level: ``token``, or ``sequence`` for the geometric mean of a response's ratios.
         clip: The method's usual (eps_low, eps_high), or its thresholds. Recipes state their own. None means that a
-            recipe cannot set them: nothing is clipped, or at a constant.
+            recipe cannot set them.
         normalise_std: Whether advantages are divided by the group's standard deviation.
         needs: Inputs that cost extra compute and that the surrogate reads.
         statistics: Function of the whole mini-batch, called once before the update. Every call of the surrogate gets
