@@ -1,4 +1,4 @@
-"""What a request of the Tinker API must not hold is named."""
+"""Requests of the Tinker API whose contents this server refuses."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def request(chunk: dict[str, Any], tensor: dict[str, Any]) -> bytes:
         ({}, {"shape": [1]}, r"datum 0: weights has shape \[3, 1\], and its input has 3 tokens"),
     ],
 )
-def test_what_a_datum_must_not_hold_is_named(chunk: dict[str, Any], tensor: dict[str, Any], message: str) -> None:
+def test_a_datum_of_other_than_text_and_dense_values_is_refused(chunk: dict[str, Any], tensor: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_loss_request(request(chunk, tensor))
 
