@@ -153,6 +153,7 @@ VALUES = [
     ("The chance is 2 in 5.", "2/5"),
     ("So it is 1 1/2.", "1 1/2"),
     ("So (3, 4) is the point.", "(3, 4)"),
+    (r"X = B^\top (B B^\top)^{-1}", r"B^\top (B B^\top)^{-1}"),
 ]
 
 

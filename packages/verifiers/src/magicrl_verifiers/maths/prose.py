@@ -71,6 +71,9 @@ _UNIT_AFTER = re.compile(
     rf"\s?(?P<unit>{_SCALE_NAMES}|{_UNIT_NAMES}|m(?={_RAISED})|[msgLNJWVKh](?=\s*(?:[.,;)]|$)))(?P<power>{_RAISED})?"
     r"(?P<per>\s?(?:/|per )\s?(?:s|h|hr|min|second|minute|hour|day)\b)?(?![A-Za-z\d^])"
 )
+_ASSIGNED = re.compile(
+    r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
+)
 _GIVEN_FIRST = re.compile(
     rf"\W*(?P<value>-?(?:{_NUMBER_BODY})(?: [a-z]+){{0,2}}?),? "
     r"(?:for|with|at|when|where|if|since|because|attained|from)\b"
@@ -411,6 +414,14 @@ def _with_unit(part: str, value: re.Match[str]) -> str:
     )
 
 
+def _assigned(sentence: str) -> str | None:
+    """Return the formula at the end of a sentence: ``so f(x) = 2x + 1``; numbers follow the general rule."""
+    match = _ASSIGNED.search(sentence)
+    if match is None or not _bare_formula(match["value"]) or not re.search(r"[A-Za-z]", match["value"]):
+        return None
+    return match["value"]
+
+
 def _last_value(text: str) -> str | None:
     """Return the last value of the last sentence that has one; empty if that sentence doubts its values."""
     displayed = list(MATH.finditer(text))
@@ -446,6 +457,8 @@ def _value_of(sentence: str) -> str | None:
     bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
     part = bold[-1] if bold else sentence
     spans = list(MATH.finditer(part))
+    if not spans and (formula := _assigned(part)) is not None:
+        return formula
     whole = part.lstrip(" *").rstrip(" .")
     # neither a truncated box nor a line of a display
     if re.search(r"[<>\\^_*/+]", whole) and not re.search("=|box|&", whole) and _bare_formula(whole):
