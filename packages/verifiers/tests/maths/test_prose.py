@@ -146,7 +146,7 @@ VALUES = [
     ("So x = 2 + √3 or x = 3.", r"x = 2 + \sqrt{3} or x = 3"),
     ("So x is $2$ or 3.", "2 or 3"),
     ("The area is 25m².", r"25\text{ m}^{2}"),
-    ("It costs $5 and 3x + 2.", "3x + 2"),
+    ("It costs $5 and n(n - 1)/2.", "n(n - 1)/2"),
     ("The answer is 5, with equality at $x=y$.", "5"),
     ("The number is 14 in base 5.", "14_{5}"),
     ("The number is $14$ (base $5$).", "14_{5}"),
@@ -289,7 +289,18 @@ def test_joint_boxes(text: str, boxes: tuple[str, ...] | None) -> None:
         (r"$\cos x = \boxed{1}$, $\sin x = \boxed{0}$", None),
         (r"$x = \boxed{2}$. Wait, $x = \boxed{3}$", None),
         (r"$x = \boxed{2}$", None),
+        (r"**(a)** $\boxed{5}$, **(b)** $\boxed{7}$", ("(a) 5", "(b) 7")),
+        (r"(a) \boxed{5} plus (b) \boxed{7}", None),
     ],
 )
 def test_joint_boxes_with_names(text: str, boxes: tuple[str, ...] | None) -> None:
     assert joint_boxes(text, named=True) == boxes
+
+
+def test_boxes_of_parts() -> None:
+    judge = MathsVerifier(JudgeOptions()).judge
+    for reference in ("5, 7", "(a) 5 (b) 7"):
+        assert judge([reference], r"(a) \boxed{5} (b) \boxed{7}").correct
+        assert not judge([reference], r"(a) \boxed{5} (b) \boxed{8}").correct
+    assert not judge(["(a) 5 (b) 7"], r"(a) \boxed{7} (b) \boxed{5}").correct
+    assert judge(["(a) 5 (b) 7"], r"\boxed{5}, \boxed{7}").correct

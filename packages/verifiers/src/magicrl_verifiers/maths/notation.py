@@ -126,6 +126,7 @@ _ANNOUNCED_UNSPACED = re.compile(rf"(?:{_SAID}|\\text\s*+\{{\s*+{_SAID}\}}\s*+)(
 """Words that announce an answer in Chinese, Japanese or Korean, right before a formula, a number or a letter."""
 _AFTER = re.compile(
     r"\s*(?:\\(?:checkmark|blacksquare|qed|square|Box|hfill)(?![A-Za-z])|\\text\s*\{\s*\.\s*\}|"
+    r"\\text\s*\{\s*(?:\((?:rounded|correct|accurate|to the nearest)\b[^{}()]{0,40}\)|approximately|approx\.?)\s*\}|"
     r"です|である|입니다|이다|[。．])"
 )
 _QUOTES = ("**", "`", '"')
