@@ -50,8 +50,9 @@ _JOINT = re.compile(
 )
 _NAME = re.compile(
     r"(?:(?:^|[\n$,;:.(\[&])\s*|(?<![\\A-Za-z])[A-Za-z]{2,}\s+)([A-Za-z](?:_(?:\w|\{\w{1,3}\}))?)\s*=[\s$]*\Z"
+    r"|(?:\s|^)(?P<label>(?:\*\*)?(?:Part )?(?P<part>\([a-h]\))(?:\*\*)?:?)[\s$]*\Z"
 )
-"""A name before a box: ``x = \\boxed{2}``."""
+"""A name before a box, ``x = \\boxed{2}``, or the label of a part of the problem, ``(a) \\boxed{2}``."""
 _MAX_NAME = 40
 _MAX_JOINT_CHARS = 4000
 _MAX_BETWEEN = 60
@@ -136,7 +137,11 @@ def joint_boxes(text: str, *, named: bool = False) -> tuple[str, ...] | None:
             break
         content, before = text[start:end].strip(), command
         if named and (name := _NAME.search(text, max(0, command - _MAX_NAME), command)) is not None:
-            content, before = content if "=" in content else f"{name[1]}={content}", name.start(1)
+            label = f"{name['part']} " if name["part"] else f"{name[1]}="
+            content, before = (
+                content if label[-1] == "=" in content else label + content,
+                name.start("label" if name["part"] else 1),
+            )
         run.append(content)
     return tuple(reversed(run)) if 1 < len(run) <= _MAX_JOINT else None
 

@@ -135,6 +135,25 @@ VALUES = [
     ("It is 66.67, so 66.66.", "66.66"),
     ('{"answer": "x = 5", "steps": 7}', "5"),
     ('{"answer": "yes"}', "yes"),
+    ("So the polynomial is 3x + 2.", "3x + 2"),
+    ("So we get 2 sqrt(3), as desired.", "2 sqrt(3)"),
+    ("The area is 5 * pi square units.", "5 * pi"),
+    ("There are n(n − 1)/2 of them.", "n(n - 1)/2"),
+    ("There are 5! ways.", "5!"),
+    ("The answer is 5!", "5"),
+    ("It is π²/6 - 1.", r"\pi ^{2}/6 - 1"),
+    ("So x = 2 ± √3.", r"x = 2 \pm \sqrt{3}"),
+    ("So x = 2 + √3 or x = 3.", r"x = 2 + \sqrt{3} or x = 3"),
+    ("So x is $2$ or 3.", "2 or 3"),
+    ("The area is 25m².", r"25\text{ m}^{2}"),
+    ("It costs $5 and n(n - 1)/2.", "n(n - 1)/2"),
+    ("The answer is 5, with equality at $x=y$.", "5"),
+    ("The number is 14 in base 5.", "14_{5}"),
+    ("The number is $14$ (base $5$).", "14_{5}"),
+    ("The chance is 2 in 5.", "2/5"),
+    ("So it is 1 1/2.", "1 1/2"),
+    ("So (3, 4) is the point.", "(3, 4)"),
+    (r"X = B^\top (B B^\top)^{-1}", r"B^\top (B B^\top)^{-1}"),
 ]
 
 
@@ -166,6 +185,10 @@ SAID = [  # D: a value is denied, d: one is doubted
     ("5 is too small", "D is too small"),
     ("5 does not work", "D does not work"),
     ("So 5 do not swim.", "So 5 do not swim."),
+    ("3 by 5", "d by d"),
+    ("20 dollars in 5 hours", "20 dollars in D hours"),
+    ("20 in 5 hours", "20 in D hours"),
+    ("$5 pi$ since it is $sqrt(5)$", "$5 pi$ since it is DDDDDDDDD"),
     ("If n is 5, it fails.", "If n is D, it fails."),
     ("The cost if all are there is 5.", "The cost if all are there is 5."),
     ("The number of wrong ones is 5.", "The number of wrong ones is 5."),
@@ -266,7 +289,18 @@ def test_joint_boxes(text: str, boxes: tuple[str, ...] | None) -> None:
         (r"$\cos x = \boxed{1}$, $\sin x = \boxed{0}$", None),
         (r"$x = \boxed{2}$. Wait, $x = \boxed{3}$", None),
         (r"$x = \boxed{2}$", None),
+        (r"**(a)** $\boxed{5}$, **(b)** $\boxed{7}$", ("(a) 5", "(b) 7")),
+        (r"(a) \boxed{5} plus (b) \boxed{7}", None),
     ],
 )
 def test_joint_boxes_with_names(text: str, boxes: tuple[str, ...] | None) -> None:
     assert joint_boxes(text, named=True) == boxes
+
+
+def test_boxes_of_parts() -> None:
+    judge = MathsVerifier(JudgeOptions()).judge
+    for reference in ("5, 7", "(a) 5 (b) 7"):
+        assert judge([reference], r"(a) \boxed{5} (b) \boxed{7}").correct
+        assert not judge([reference], r"(a) \boxed{5} (b) \boxed{8}").correct
+    assert not judge(["(a) 5 (b) 7"], r"(a) \boxed{7} (b) \boxed{5}").correct
+    assert judge(["(a) 5 (b) 7"], r"\boxed{5}, \boxed{7}").correct

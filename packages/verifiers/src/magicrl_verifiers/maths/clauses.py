@@ -19,7 +19,7 @@ MATH = re.compile(
     re.DOTALL,
 )
 LATEX = re.compile(
-    r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
+    r"(?:-?(?<!\d)\d++|-)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
 )
 DENIED, DOUBTED = "\ue000", "\ue001"
 """Characters that replace a value: a denied one leaves room for another answer, a doubted one does not."""
@@ -34,6 +34,7 @@ _PIECE = re.compile(
 )
 _NAME = re.compile(r"\$?([A-Za-z])(?:_\w)?\$?")
 _FORMULA_WORDS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi"))
+_LETTER = re.compile(rf"(?<![\\A-Za-z])(?!(?:{'|'.join(_FORMULA_WORDS)})(?![a-z]))[A-Za-z]")
 _BREAKS = frozenset(",;:()[]–—，、；：（）") | {" - "}
 _UNSPACED_FROM = "\u0e00"
 """First character of the scripts without spaces (Thai, Chinese, Japanese, Korean)."""
@@ -223,6 +224,8 @@ class _Reader:
     def _by_neighbours(self, at: int) -> str:
         """Return the mark of a value from its neighbours, else from its clause; empty if the value is given."""
         before, after, text = self._skip(at, -1, "filler"), at + 1, self._text(at)
+        if self._reads(at - 1, ("in",)) and self._is(after, "compound") and any(one < at for one in self._given()):
+            return DENIED  # 20 dollars in 5 hours
         # "see equation (5)", and "5 would be right if ..."
         numbered = self._is(at - 2, "label") and self._reads(at - 1, "(") and self._reads(after, ")")
         if self._is(at, "nth") or numbered:
@@ -280,8 +283,9 @@ class _Reader:
             or (self._reads(after, ("to",)) and "$" in self._text(at))
         ):
             return False
-        # 5 of the 12 boxes are five boxes
+        # 5 of the 12 boxes are five boxes, and 5 in 12 days are 5
         whole = self._reads(after, ("of",)) and other > after + 1
+        whole = whole or (self._reads(after, ("in",)) and self._is(other + 1, "compound"))
         self._marks[other] = DENIED if whole else DOUBTED
         return not whole
 
@@ -405,7 +409,7 @@ class _Reader:
 
     def _is_term(self, at: int) -> bool:
         """Return whether a value has letters, so that it may be the subject of a sentence."""
-        return re.search(r"(?<![\\A-Za-z])[A-Za-z]", self._text(at)) is not None
+        return _LETTER.search(self._text(at)) is not None
 
     def _masked(self, blank: list[tuple[int, int]]) -> str:
         text = self._sentence

@@ -172,7 +172,7 @@ def _repeating(match: re.Match[str]) -> str:
 
 def _in_degrees(match: re.Match[str]) -> str:
     """Write degrees, minutes and seconds of arc as degrees."""
-    seconds = int(match["degrees"]) * 3600 + int(match["minutes"]) * 60 + int(match["seconds"] or 0)
+    seconds = int(match["degrees"]) * 3600 + int(match["minutes"] or 0) * 60 + int(match["seconds"] or 0)
     return rf"\frac{{{seconds}}}{{3600}}^\circ"
 
 
@@ -199,8 +199,8 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
             _repeating,
         ),
         (
-            r"(?<![\d.])(?P<degrees>\d{1,4})\^\\circ ?(?P<minutes>\d{1,2})(?:\^\\prime|')"
-            r"(?: ?(?P<seconds>\d{1,2})(?:\^\{\\prime ?\\prime\}|''|\"))?(?!\d)",
+            r"(?<![\d.])(?P<degrees>\d{1,4})\^\\circ(?: ?(?P<minutes>\d{1,2})(?:\^\\prime|')(?!'))?"
+            r"(?: ?(?P<seconds>\d{1,2})(?:\^\{\\prime ?\\prime\}|''|\"))?(?<!circ)(?!\d)",
             _in_degrees,
         ),
     )
@@ -489,7 +489,7 @@ It is twice the time that sympy needs for an integral on a slow machine, and les
 STEPS_SECONDS = 1.0
 """CPU time limit of the steps before Math-Verify."""
 _CACHED_REFERENCES = 4096
-_MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
+_MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b|\(b\)")
 
 
 def _marked(reference: str) -> str:

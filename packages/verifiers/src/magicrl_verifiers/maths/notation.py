@@ -28,7 +28,7 @@ _SYMBOLS = {
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "。": ".",
     "，": ",",
 }  # fmt: skip
-_PROSE = frozenset("−×⋅÷±π∞≤≥≠√")
+_IN_PROSE = re.compile("−|[×⋅÷±π∞≤≥≠√] ?")
 _UNUSUAL = re.compile(r"[^\x20-\x7e]")
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
@@ -55,7 +55,7 @@ def plain_mathematics(text: str) -> str:
     """Replace the glyphs of formulas in running text by LaTeX; punctuation stays."""
     if text.isascii():
         return text
-    return "".join(_SYMBOLS[char] if char in _PROSE else char for char in _on_the_line(text))
+    return _IN_PROSE.sub(lambda match: _SYMBOLS[match[0][0]], _on_the_line(text))
 
 
 def _on_the_line(text: str) -> str:
@@ -126,6 +126,7 @@ _ANNOUNCED_UNSPACED = re.compile(rf"(?:{_SAID}|\\text\s*+\{{\s*+{_SAID}\}}\s*+)(
 """Words that announce an answer in Chinese, Japanese or Korean, right before a formula, a number or a letter."""
 _AFTER = re.compile(
     r"\s*(?:\\(?:checkmark|blacksquare|qed|square|Box|hfill)(?![A-Za-z])|\\text\s*\{\s*\.\s*\}|"
+    r"\\text\s*\{\s*(?:\((?:rounded|correct|accurate|to the nearest)\b[^{}()]{0,40}\)|approximately|approx\.?)\s*\}|"
     r"です|である|입니다|이다|[。．])"
 )
 _QUOTES = ("**", "`", '"')

@@ -52,7 +52,8 @@ _CLOSING = re.compile(r"^[ \t]*####[ \t]+(?P<value>\S[^\n]{0,80})\s*\Z", re.MULT
 _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
 _NUMBER_BODY = (
-    r"\d+(?:\.\d+)?[eE][-+]?\d{1,3}(?!\w)|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
+    r"\d+(?:\.\d+)?[eE][-+]?\d{1,3}(?!\w)|\d+ \d+/\d+|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|"
+    r"\d+[.,]\d+|\.\d+|\d+"
 )
 _NUMBER = re.compile(
     rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
@@ -73,6 +74,11 @@ _UNIT_AFTER = re.compile(
 _ASSIGNED = re.compile(
     r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
 )
+_GIVEN_FIRST = re.compile(
+    rf"\W*(?P<value>-?(?:{_NUMBER_BODY})(?: [a-z]+){{0,2}}?),? "
+    r"(?:for|with|at|when|where|if|since|because|attained|from)\b"
+)
+"""A number that an announcement gives before it mentions a formula: *5, with equality at $x=y$*."""
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
 _NEXT_FIELD = re.compile(r"[,;]\s*[\"']?[A-Za-z_]{2,}[\"']?\s*[=:]")  # answer=6; check=5
 _JSON_TEXT = re.compile(r'"([^"\n]{1,200})"\s*[,}\n]')  # {"answer": "10"}
@@ -119,35 +125,48 @@ _OF_NAMES = re.compile(r"[^=]*[\w})]\s*(?:[-+*/]|\\cdot)[^=]*=[^=]*")
 _RELATION = r"(?:[<>]=?|!=|\\(?:leq?|geq?|neq?)(?![a-z]))"
 _OPERATOR = rf"(?:{_RELATION}|[-+*/×÷·–]|\^(?!\s*\{{?\\circ)|\\(?:cdot|times|div|pm)(?![a-z]))"
 _OPERANDS = re.compile(
-    rf"(?:(?:\A|\s){_RELATION}\s*|(?:\$[^$]{{1,40}}\$|(?<![\w.$])(?:\d[\d.,]*|\\?[A-Za-z]|\\[a-z]+))\s*{_OPERATOR}\s*)+\Z"
+    rf"(?:(?:\A|\s){_RELATION}\s*|(?:\$[^$]{{1,40}}\$|(?<![\w.$])(?:\d[\d.,]*[a-z]?|\\?[A-Za-z]|\\[a-z]+))\s*{_OPERATOR}\s*)+\Z"
 )
 _OPERATED = re.compile(
     rf"(?:\s*{_OPERATOR}\s*(?:\$[^$]{{1,40}}\$|\d[\d.,]*\b|[A-Za-z]\b|\\[a-z]+|\()|[a-z](?![A-Za-z\d])|\+(?!\S))+"
 )
+_NO_MORE = r"\W*(?:[A-Za-z][^\d$\\]*)?\Z"
 _TUPLE = re.compile(
-    r"(?<![\w)])(?P<value>(?:[(\[][^()\[\]A-Za-z\n]{1,60},[^()\[\]A-Za-z\n]{1,60}[)\]](?:,? and |, ?|(?=\W*\Z)))+|"
-    r"(?:[A-Za-z] ?= ?-?[\d./]+(?:,? and |,? or |, ))+[A-Za-z] ?= ?-?[\d./]*\d)\W*\Z"
+    r"(?<![\w)])(?<!\),)(?<!\), )(?<!\) and )(?P<value>(?:[(\[][^()\[\]A-Za-z\n]{1,60},[^()\[\]A-Za-z\n]{1,60}[)\]]"
+    rf"(?:,? and |, ?|(?={_NO_MORE})))+|"
+    rf"(?:[A-Za-z] ?= ?-?[\d./]+(?:,? and |,? or |, ))+[A-Za-z] ?= ?-?[\d./]*\d){_NO_MORE}"
 )
 _BOUND = r"(?:[-+\d./^* ]|\\(?:infty|pi|sqrt\{\d+\})(?![a-z])|\binf(?:inity|ty)?\b){1,40}"
 _PART = rf"(?:[(\[]{_BOUND},{_BOUND}[)\]]|⟨{_BOUND}(?:,{_BOUND}){{1,5}}⟩|\\?\{{{_BOUND}(?:,{_BOUND}){{0,20}}\\?\}})"
-_ATOM = (
-    r"(?:(?:[a-zA-Z]\([a-z]\)|\d++(?:[./]\d++)?|[A-Za-z]|\\(?:pi|infty) ?|\\sqrt\{\d+\})"
-    r"(?:\^(?:\d|\{[^{}]{1,9}\}))?){1,4}(?![A-Za-z])"
+_FUNCTION = r"\\?(?:sqrt|ln|log(?:_\{?\d{1,3}\}?)?|exp|(?:arc)?(?:sin|cos|tan)|cot|sec|csc)"
+_IN_GROUP = rf"(?:[\d .,+*/^!|_{{}}-]|\\?(?:pi|cdot|times)(?![a-z])|{_FUNCTION}|[A-Za-z](?![A-Za-z]))"
+_GROUP = rf"\((?:{_IN_GROUP}|\({_IN_GROUP}{{1,30}}\)){{1,40}}\)"
+_LETTERS = r"(?:[xyz]{2,3}|[abc]{2,3}|mn|pq|[A-Za-z])(?![A-Za-z])(?:_\d)?"
+_FACTOR = (
+    rf"(?:(?<=\\pi) (?=[rRhxabnk]))?(?:\d++(?:[.,]\d++)*+(?:/\d++)?| ?\\?(?:pi|infty)(?![A-Za-z])|"
+    rf" ?{_FUNCTION}(?: ?(?:{_GROUP}|\{{\d+\}}|\d++(?:\.\d++)?|\\?pi(?![a-z]))| [a-z](?![A-Za-z]))|{_LETTERS}|{_GROUP})"
+    # an exclamation mark that goes on is a factorial, one that ends a sentence is none
+    rf"(?:(?:(?<=\\pi) )?\^(?:-?\d+|[a-z](?![A-Za-z])|\{{[^{{}}]{{1,9}}\}}|{_GROUP})|!(?=[.,;:)^*/+-]| [a-z*/+-]))?"
 )
-_TERM = rf"-?{_ATOM}(?: ?(?:[-+/]|\\(?:times|cdot) ) {{0,2}}{_ATOM}){{0,3}}"
+_ATOM = rf"(?:{_FACTOR}){{1,5}}+(?![A-Za-z])"
+_TERM = rf"-?{_ATOM}(?:(?: ?\\(?:times|cdot|div|pm) {{0,2}}| [-+*/] |(?:(?<=\\pi) )?[-+*/]){_ATOM}){{0,5}}+"
 _BOUNDS = rf"{_TERM}(?: ?(?:[<>]=?|=|\\[lg]e ) ?{_TERM}){{1,2}}"
 _SETS = rf"{MATH.pattern}|(?<![\w$\\^}}])(?P<plain>{_PART}(?:\s*(?:∪|\\cup|U)\s*{_PART}){{0,8}})(?![\w$^])"
 _SPAN_OF_LATEX = re.compile(_SETS, re.DOTALL)
 _SPAN = re.compile(
-    rf"{_SETS}|(?<![^\s:*\"“])(?:(?P<bounds>{_BOUNDS}(?:,? (?:and|{_OR_WORDS}) {_BOUNDS}){{1,3}})|(?P<term>{_TERM}))"
-    r"(?=[\s.,;:!?*\"”)]|\Z)(?! ?[=<>≈\\^/+*-])",
+    rf"{_SETS}|(?<![^\s:*\"“])(?<![^*\s]\*)(?:(?P<bounds>{_BOUNDS}(?:,? (?:and|{_OR_WORDS}) {_BOUNDS}){{1,3}})|"
+    rf"(?<!\d )(?P<term>(?:[A-Za-z](?:\([a-z]\))? = )?{_TERM}))"
+    r"(?=[\s.,;:!?*\"”)]|\Z)(?! ?(?:[=<>^/+-]|\\(?!approx)|\*(?!\*)))",
     re.DOTALL,
 )
 """A formula; an interval, a union of them, a set or a point; in plain text also joined inequalities, and a term."""
 _NO_VALUES = re.compile(r".*?(?:[<>]|\\[lg]e)|(?!.* and ).*?= ?-?[\d./ +*-]*[a-z](?![A-Za-z])")
 """Joined relations that give no numbers: *x < 0 or x > 2*, *y = 2x or y = 3x*."""
-_FORMULA = re.compile(r".*\\pi|-?\d(?:[^a-z]|\\times|\\cdot)*\^\{|.*\^\{.* [-+] |.* [-+] .*\^\{")
-"""Terms that are more than a number with its unit: *25π*, *10⁵*, *x² + 5*."""
+_FORMULA = re.compile(
+    r"(?=.*(?:\d|[a-z]{2}))"
+    r"(?:.*(?:\\|[a-z]{2}|!|\^\{|\w\(|\)[\w(^]|\) ?[-+*/])|(?=.*[A-Za-z]).*(?:[\w)] ?[-+*/] ?[\w(]|\^))"
+)
+"""Terms that are more than a number with its unit: *25π*, *2 sqrt(3)*, *3x + 2*, *n(n+1)/2*, *5! ways*."""
 _NO_POINT = re.compile(r"inf|[∪{⟨]|\\cup|U|\[[^\]]*\)|\([^)]*\]")
 _COUNTED_IN = re.compile(
     r"(?P<count>(?<![\w.$])\d+|(?<!\\)\$\d+\$)(?P<noun>(?: (?!and\b|or\b|is\b|so\b|then\b)[a-z]+){1,3}) "
@@ -155,6 +174,12 @@ _COUNTED_IN = re.compile(
     r"(?P<dollar>\$?)\\?[(\[{][^$()\[\]{}]{1,60},[^$()\[\]{}]{1,60}\\?[)\]}](?P=dollar)(?![\w$])"
 )
 """Things counted in an interval or a set: *3 solutions in [0, 2)*."""
+_BASED = re.compile(
+    r"(?P<dollar>(?<![\w.$\\{}^])\$?)(?P<digits>\d[\dA-F]*)(?:(?P=dollar),? (?:in |\()?base[- ]\$?|_\{?)"
+    r"(?P<base>\d{1,2})\}?(?!\w)[$)]?"
+)
+"""A number in another base: *14 in base 5*, *14 (base 5)*, *14_5*."""
+_ODDS = re.compile(r"(?P<head>\b(?:probability|chance)\b[^.\n\d]{1,60})(?P<part>\d+) (?:in|out of) (?P<whole>\d+)\b")
 _RESTATED = re.compile(
     r"(?:(?<!\\)\$(?P<formula>[^$\n]{1,60})\$|\\\((?P<latex>[^$\n]{1,60}?)\\\)|"
     r"(?<![\w.,/^*$\\{(-])(?P<plain>-?(?:[\d()/^*]|\\pi ?|\\sqrt\{\d+\}|\bsqrt\(\d+\)| ?[-+] ?(?=[\d\\(])){1,60}))"
@@ -219,6 +244,7 @@ def final_answer(text: str, *, choice: bool) -> str | None:
     text = span.sub(_on_one_line, plain_mathematics(text))
     if text.find(".", -_MAX_RESTATED) >= 0:
         text = text[:-_MAX_RESTATED] + _RESTATED.sub(_as_chain, text[-_MAX_RESTATED:])
+    text = _BASED.sub(r"$\g<digits>_{\g<base>}$", _ODDS.sub(r"\g<head>\g<part>/\g<whole>", text))
     text = _COUNTED_IN.sub(r"\g<count>\g<noun>", text)
     text = _DASH_AS_MINUS.sub("-", text) if "–" in text else text
     if "####" in text and (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
@@ -232,14 +258,29 @@ def _on_one_line(span: re.Match[str]) -> str:
     text = " ".join(span[0].split())
     if span.lastgroup == "plain":
         text = re.sub(r"(?<![\\\w])\{([^{}]*)\}", r"\\{\1\\}", text).replace("∪", r"\cup").replace("U", r"\cup")
-        return f"${text}$" if _NO_POINT.search(span[0]) else span[0]
+        return _as_formula(text, span.string) if _NO_POINT.search(span[0]) else span[0]
     if span.lastgroup == "bounds":
         joined = re.sub(rf",? (?:(?P<both>and)|{_OR_WORDS}) ", lambda word: f" {word['both'] or 'or'} ", text)
-        return f"${joined}$" if _NO_VALUES.match(text) else span[0]
+        if _NO_VALUES.match(text):
+            return _as_formula(joined, span.string)
+        parts = re.split(" (and|or) ", joined)
+        if not any(_FORMULA.match(part.rpartition("=")[2]) for part in parts[::2]):
+            return span[0]
+        parts[::2] = [_as_formula(part, span.string) for part in parts[::2]]
+        return " ".join(parts)
     if span.lastgroup == "term":
-        return f"${text}$" if _FORMULA.match(text) else span[0]
+        number = re.match(r"-?[\d.,/]+", text)
+        unit = _UNIT_AFTER.match(text, number.end()) if number else None
+        value = re.sub(r"\\(?:times|cdot|div) ?", "*", text.rpartition("=")[2])
+        plain = (unit is not None and unit.end() == len(text)) or not _FORMULA.match(value)
+        return span[0] if plain else _as_formula(text, span.string)
     text = _NEGATIVE_SPACE.sub("", text) if "\\!" in text else text
     return text.replace(". ", ".\\,").replace("! ", "!\\,").replace("? ", "?\\,")
+
+
+def _as_formula(text: str, whole: str) -> str:
+    """Put delimiters around a formula that do not pair with the dollar signs of prices."""
+    return rf"\({text}\)" if "$" in whole else f"${text}$"
 
 
 def _as_chain(match: re.Match[str]) -> str:
@@ -304,6 +345,8 @@ def _has_rival(segment: str) -> bool:
 def _first_value(segment: str) -> str | None:
     """Return the first value of a segment, with those joined to it by ``and``, ``or`` or a comma."""
     spans = list(MATH.finditer(segment))
+    if spans and (number := _GIVEN_FIRST.match(segment, 0, spans[0].start())) is not None:
+        segment, spans = number["value"], []  # "5, with equality at $x=y$"
     if spans:
         return _run([(span.start(), span.end(), _content(span, segment)) for span in spans], segment)
     segment = segment.replace("**", "")
@@ -425,12 +468,15 @@ def _value_of(sentence: str) -> str | None:
     after = part[spans[-1].end() :] if spans else part
     # a value after the last formula counts: "with $n = 3$ we get 12"
     values = list(LATEX.finditer(after)) or list(_NUMBER.finditer(after))
-    if values and not (spans and _PERCENT.match(after)):
+    joined = spans and values and _EITHER.fullmatch(after, 0, values[0].start())
+    if values and not joined and not (spans and _PERCENT.match(after)):
         return _plain_run(after, values)
     if spans:
         while len(spans) > 1 and _FOR_ALL.fullmatch(part, spans[-2].end(), spans[-1].start()):
             spans.pop()  # "$f(x) = 2x$ for all $x$"
         found = [(span.start(), span.end(), _content(span, part)) for span in spans]
+        if joined:
+            found.append((len(part) - len(after) + values[0].start(), len(part), values[0][0]))  # $2$ or 3
         first, result = len(spans) - 1, _OF_NAMES.fullmatch(found[-1][2])
         while first and _CONNECTED.fullmatch(part, found[first - 1][1], found[first][0]):
             first -= 1
