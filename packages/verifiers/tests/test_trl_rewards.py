@@ -75,7 +75,7 @@ def test_a_verdict_of_a_reward_is_checked() -> None:
     )
     assert made(score=math.nan).reason.startswith("ValueError: score must be finite, got nan")
     assert made(score="1").reason.startswith("TypeError: score must be a number, got '1'")
-    assert made(metrics={"length": math.inf}).reason.startswith("ValueError: length must be finite, got inf")
+    assert made(metrics={"length": math.inf}).reason.startswith("ValueError: metric length must be finite, got inf")
 
 
 def test_the_line_of_a_reward_that_is_installed_without_a_virtual_environment() -> None:

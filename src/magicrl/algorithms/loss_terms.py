@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.losses import LossRow, Surrogate
+from magicrl.algorithms.losses import LOSSES, LossRow, Surrogate
 from magicrl.algorithms.token_weights import (
     MAX_LOG_RATIO,
     NONE,
@@ -99,7 +99,12 @@ def loss_terms(
     if teacher and own.teacher_logprobs is not None:
         advantages = advantages + teacher * (own.teacher_logprobs - own.old_logprobs)
     given = own._replace(advantages=advantages, ratio=ratio)
-    surrogate = row.surrogate(given)
+    custom = own.logprobs.requires_grad and row not in LOSSES.values()
+    # An entropy that is only measured has no gradient. As a leaf it shows whether the surrogate expects one.
+    leaf = None
+    if custom and own.entropy is not None and not own.entropy.requires_grad and "entropy" not in row.needs:
+        leaf = own.entropy.detach().requires_grad_()
+    surrogate = row.surrogate(given if leaf is None else given._replace(entropy=leaf))
     parts = surrogate if isinstance(surrogate, Surrogate) else (surrogate,)
     got = [tuple(p.shape) if isinstance(p, Tensor) else type(p).__name__ for p in parts]
     if got != [tuple(ratio.shape)] * 2:
@@ -112,6 +117,8 @@ def loss_terms(
         raise ValueError(
             f"{named}: the loss has no gradient; compute it from logprobs or ratio without detach() or item()"
         )
+    if custom:
+        _check_gradient(given, leaf, surrogate.values, named)
     corrected = correction_weights(correction, given)
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
 
@@ -129,6 +136,29 @@ def loss_terms(
     per_token["teacher_kl"] = None if own.teacher_logprobs is None else own.old_logprobs - own.teacher_logprobs
     metrics = _measure(own, {"loss": loss, "policy_loss": policy_loss}, per_token, corrected_by=correction)
     return LossOutputs(loss=loss, clipped=clipped, metrics=metrics)
+
+
+def _check_gradient(given: LossInputs, leaf: Tensor | None, values: Tensor, named: str) -> None:
+    """Raise ``ValueError`` for a custom surrogate with the sign of a loss, or with an entropy term without gradient.
+
+    ``leaf`` is the entropy where it is only measured.
+    """
+    read = [given.logprobs] if leaf is None else [given.logprobs, leaf]
+    slope, *of_entropy = torch.autograd.grad(values.sum(), read, retain_graph=True, materialize_grads=True)
+    if any(found.any() for found in of_entropy):
+        raise ValueError(
+            f'{named}: the surrogate reads the entropy, which has no gradient here: set needs=("entropy",) in the row '
+            "to train it, or read s.entropy.detach()"
+        )
+    advantages = given.advantages.sign()
+    if not (advantages.min() < 0 < advantages.max()):
+        return
+    moved = advantages * slope  # a clipped token has no slope
+    if moved.max() <= 0 and moved.min() < 0:
+        raise ValueError(
+            f"{named}: the surrogate lowers every token of positive advantage and raises those of negative advantage; "
+            "its values are maximised, unlike a loss: change their sign"
+        )
 
 
 def _loss_tokens_only(inputs: LossInputs) -> LossInputs:

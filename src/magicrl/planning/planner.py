@@ -309,7 +309,10 @@ def make_plan(
     placed = best_layout(needed, system, options.gpus, staleness, job)
     if placed is None:
         ways = list(remedies(config, shape, hardware, options))
-        raise DoesNotFit(refusal(needed, options.gpus, ways), ways)
+        text = refusal(needed, options.gpus, ways)
+        if config.rollout.vllm.engine_args:  # such as cpu_offload_gb, which may make it fit
+            text += f"; not counted: rollout.vllm.engine_args ({', '.join(config.rollout.vllm.engine_args)})"
+        raise DoesNotFit(text, ways)
     stages: list[StagePlan] = []
     for work, steps in job:
         parts, seconds = timing(system, work, placed.layout, staleness)

@@ -39,8 +39,9 @@ class ScorePair(NamedTuple):
 
     @property
     def scores(self) -> tuple[Interval | None, Interval | None]:
-        """The score before and after."""
-        old, new = (None if side is None else side.score(self.measure) for side in (self.before, self.after))
+        """The score before and after. Where all episodes were truncated there are no rewards, only an accuracy."""
+        sides = (self.before, self.after)
+        old, new = (None if side is None else side.score(self.measure) or side.accuracy for side in sides)
         return old, new
 
     @property
@@ -103,7 +104,7 @@ def rise(before: TemperatureScore, after: TemperatureScore, measure: Measure = A
 
     None where fewer than two problems were judged in both.
     """
-    old, new = before.by_problem(measure), after.by_problem(measure)
+    old, new = (side.by_problem(measure) or side.per_problem for side in (before, after))
     return paired_scores(new, old, after.clusters or None, span=measure.span(old, new))
 
 

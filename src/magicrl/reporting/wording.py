@@ -22,8 +22,12 @@ _SHOWN = {
 
 
 def percent(share: float | None, digits: int = 1) -> str:
-    """Write ``0.4567`` as ``45.7 %``, and None (not measured) as a dash."""
-    return "–" if share is None else f"{100 * share:.{digits}f} %"
+    """Write ``0.4567`` as ``45.7 %``, and None (not measured) as a dash. A tiny share keeps a digit: ``0.04 %``."""
+    if share is None:
+        return "–"
+    text = f"{100 * share:.{digits}f}"
+    tiny = share > 1e-6 and not float(text)  # less is the rounding error of a difference
+    return f"{100 * share:.1g} %" if tiny else f"{text} %"
 
 
 def points(difference: float) -> str:

@@ -141,6 +141,7 @@ class SampledAnswers:
         reward: Mean reward, where rewards are graded.
         entropy: Nats per token; None where unknown.
         groups_per_step: Groups of a training step; None where unknown.
+        turns: Mean number of the model's turns with an environment, which has a limit of them; None where unknown.
 
     Example:
         100 problems, of whose answers 2.2 % are boxed: ``SampledAnswers(groups=100, max_tokens=256, mixed=0.02,
@@ -157,6 +158,12 @@ class SampledAnswers:
     reward: float | None = None
     entropy: float | None = None
     groups_per_step: int | None = None
+    turns: float | None = None
+
+    @property
+    def limits(self) -> str:
+        """Limits at which answers are truncated, in words."""
+        return f"T = {self.max_tokens}" + ("" if self.turns is None else " or at environment.max_turns")
 
     @property
     def found_per_step(self) -> float | None:
@@ -185,6 +192,7 @@ STEP_KEYS = (
     "train/reward/mean",
     "entropy/exact/mean",
     "entropy/sampled/mean",
+    "environment/turns",
 )
 """Metrics that ``answers_in`` reads."""
 
@@ -192,7 +200,7 @@ STEP_KEYS = (
 def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> SampledAnswers | None:
     """Return the mean figures of recorded training steps, or None where metrics are missing."""
     groups, limits, rejected, correct, truncated, answered, rewards = (column(steps, key) for key in STEP_KEYS[:7])
-    entropies = column(steps, *STEP_KEYS[7:])
+    entropies, turns = column(steps, *STEP_KEYS[7:9]), column(steps, STEP_KEYS[9])
     if not (rejected and correct and truncated and limits):
         return None
     return SampledAnswers(
@@ -207,6 +215,7 @@ def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> 
         reward=mean(rewards) if measure_of(steps) is REWARD else None,
         entropy=mean(entropies) if entropies else None,
         groups_per_step=round(mean(groups)) if groups else None,
+        turns=mean(turns) if turns else None,
     )
 
 
@@ -278,7 +287,9 @@ def diagnose(answers: SampledAnswers, *, forms_tried: bool = False) -> Diagnosis
 
 
 def percent(share: float) -> str:
-    """Return ``12 %``, with a decimal below 10 %."""
+    """Return ``12 %``, with a decimal below 10 %, and a tiny share with one digit: ``0.04 %``."""
+    if 0 < share < 0.0005:
+        return f"{100 * share:.1g} %"
     return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
 
 
@@ -289,7 +300,7 @@ def _seen(answers: SampledAnswers) -> str:
     return (
         f"{percent(answers.mixed)} of {answers.groups} groups have answers with different rewards, "
         f"{right if answers.reward is None else f'the mean reward is {REWARD.value(answers.reward)}'}, {ended}"
-        f"{percent(answers.truncated)} are truncated at T = {answers.max_tokens}"
+        f"{percent(answers.truncated)} are truncated at {answers.limits}"
     )
 
 
@@ -311,7 +322,8 @@ def _advice(cause: Cause, answers: SampledAnswers, *, forms_tried: bool) -> str:
         return f"Answers end without an answer that the verifier can read: {', '.join(ways)}."
     ending = f" If they do not end at any length, use {SUPERVISED_START}, or ask for brevity in the template."
     return {
-        "truncated": f"Answers are truncated at T = {answers.max_tokens}: raise max_tokens of the stage."
+        "truncated": f"Answers are truncated at {answers.limits}: raise max_tokens of the stage"
+        + ("." if answers.turns is None else f" or max_turns (they have {answers.turns:.2g} turns on average).")
         + (ending if answers.truncated >= NEVER_ENDS else ""),
         "all_wrong": "Answers are readable and wrong: use more samples per problem (group_size of the stage), a filter "
         "for those sometimes solved ([data.difficulty_filter]), or easier problems.",
@@ -375,8 +387,9 @@ class LearningFacts:
         tokens_share: Share of the sampled tokens that an update used; None without a step.
         largest_gradient: Largest gradient norm of the training steps; None without an update.
         answers: Answers of all training steps; None without a step.
-        rise: Result of the test set; None without an evaluation before and after.
+        rise: Result of the test set; None without an evaluation before and after, or with fewer than two problems.
         not_judged: Share of the training responses without a verdict.
+        test_set: Name of the test set; empty without one.
     """
 
     steps: int
@@ -387,6 +400,7 @@ class LearningFacts:
     answers: SampledAnswers | None
     rise: ScoreRise | None
     not_judged: float = 0.0
+    test_set: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -414,7 +428,10 @@ def conclude(facts: LearningFacts) -> Conclusion:
     seen = "" if found is None else f"; {found.message}"
     advice = () if found is None else found.advice
     updates = plural(facts.updates, "update")
-    repair = "Repair the verifier or reward (its first error is in the log): judged responses are no random sample."
+    repair = (
+        "Repair the verifier, reward or environment (its first error is in the log): judged responses are no random "
+        "sample."
+    )
 
     def verdict(outcome: Outcome, reason: str, *advice: str) -> Conclusion:
         if facts.not_judged > UNJUDGED:
@@ -432,10 +449,16 @@ def conclude(facts: LearningFacts) -> Conclusion:
     if facts.largest_gradient == 0:
         parts = "Check algorithm.advantage and algorithm.loss: all advantages were 0, or the loss ignores the policy."
         why = f"the gradient was 0 in every update ({facts.updates}){seen}"
-        return verdict("nothing_to_learn", why, parts, *advice)
+        # Where all rewards of each group are equal, advantages of 0 are no fault of these two.
+        equal = facts.answers is not None and facts.answers.mixed == 0
+        return verdict("nothing_to_learn", why, *((*advice, parts) if equal else (parts, *advice)))
     if facts.weights_changed is False:  # None means unknown.
         raised = "Raise optimizer.learning_rate: its updates are smaller than the precision of the weights."
         return verdict("no_update", f"{updates} left every weight of the saved model as it was{seen}", raised, *advice)
+    if facts.rise is None and facts.test_set:
+        few = f"fewer than two problems of test set {facts.test_set} have a verdict before and after training"
+        more = "Use more test problems, or, if their responses could not be judged, repair what judges them."
+        return verdict("undecided", f"{updates} changed the weights, but {few}{seen}", more, *advice)
     if facts.rise is None:
         why = f"{updates} changed the weights, but no test set measured the result{seen}"
         held_out = "Hold problems out (data.holdout) or name a test set ([data.test.NAME])."
@@ -447,7 +470,8 @@ def conclude(facts: LearningFacts) -> Conclusion:
     if change.low > 0:
         return verdict("learned", tested)
     if change.high < 0:
-        return verdict("worse", tested, "Lower optimizer.learning_rate, and check the health findings.", *advice)
+        lower = "Lower optimizer.learning_rate, check the health findings, and the sign of a custom loss or advantage."
+        return verdict("worse", tested, lower, *advice)
     # No rise and hardly a group with an advantage: that is the cause, whatever the interval's width.
     if facts.answers is not None and facts.answers.mixed < SCARCE:
         return verdict("nothing_to_learn", f"{tested}{seen}", *advice)
@@ -498,6 +522,7 @@ def learning_facts(
         answers=answers_in(steps, judging),
         rise=None if before is None or after is None else _rise(before, after, temperature),
         not_judged=mean(column(steps, "train/not_judged/ratio") or (0.0,)),
+        test_set="" if before is None or after is None else str(after["set"]),
     )
 
 
@@ -509,12 +534,13 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
     # One temperature for both, so that a change of temperature is not a rise.
     at = temperature if temperature in both else max(both)
     measure = measure_of(rewards=[score.get("reward") for score in (old[at], new[at])])
-    scores = [score.get(measure.per_problem, ()) for score in (old[at], new[at])]
+    # An environment gives truncated episodes no reward. If all of a test are, its mean reward is the accuracy.
+    scores = [score.get(measure.per_problem) or score.get(ACCURACY.per_problem, ()) for score in (old[at], new[at])]
     span = measure.span(*scores)
     change = paired_scores(scores[1], scores[0], new[at].get("clusters"), span=span)
     if change is None:
         return None
-    means = [float(score[measure.key]["mean"]) for score in (old[at], new[at])]
+    means = [float((score.get(measure.key) or score["accuracy"])["mean"]) for score in (old[at], new[at])]
     return ScoreRise(
         set_name=str(after["set"]),
         temperature=at,

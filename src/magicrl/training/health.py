@@ -185,7 +185,8 @@ def response_shortening(series: Series) -> str | None:
 @rule(
     "warning",
     remedy="Enlarge the batch (rollout_batch, group_size) or check the data: wrong references, problems that are "
-    "all too hard or too easy (data.difficulty_filter).",
+    "all too hard or too easy (data.difficulty_filter). If accuracy falls, check the sign of a custom loss, advantage "
+    "or reward, and lower optimizer.learning_rate.",
 )
 def early_plateau(series: Series) -> str | None:
     """First stage, steps 40 to 200, well below solved: a line through the last 40 to 60 steps does not rise.
@@ -222,8 +223,9 @@ def groups_rejected(series: Series) -> SampledAnswers | None:
 
 @rule(
     "warning",
-    remedy="The verifier fails: its first error is in the log, the others are next to their responses in the recorded "
-    "rollouts. Accuracy and advantages only use responses with a verdict, which are not a random sample.",
+    remedy="The verifier, reward or environment fails: its first error is in the log, the others are next to their "
+    "responses in the recorded rollouts. Accuracy and advantages only use responses with a verdict, which are not a "
+    "random sample.",
 )
 def answers_not_judged(series: Series) -> str | None:
     """More than a tenth of the responses not judged over the last steps, or more than half in the first ones."""
@@ -316,8 +318,8 @@ def length_explosion(series: Series) -> str | None:
 
 @rule(
     "warning",
-    remedy="Raise the stage's max_tokens, and use algorithm.advantage_mask = 'none': masking truncated responses "
-    "removes the incentive to finish.",
+    remedy="Raise the stage's max_tokens (or environment.max_turns), and use algorithm.advantage_mask = 'none': "
+    "masking truncated responses removes the incentive to finish.",
 )
 def truncation_stuck(series: Series) -> str | None:
     """After thirty steps of a stage more than 30 % are truncated, hardly fewer than twenty steps ago."""

@@ -177,10 +177,12 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
         for key in after:
             what = "greedy" if float(key) == 0 else f"temperature {float(key):g}, mean of {after[key]['samples']}"
             old = before.get(key, {})
-            measure = measure_of(rewards=[after[key].get("reward")])
+            measure = measure_of(rewards=[old.get("reward"), after[key].get("reward")])
+            # Without graded rewards, as where all responses were truncated, the mean reward is the accuracy.
+            sides = [score.get(measure.key, score.get("accuracy")) for score in (old, after[key])]
             rows.append(
                 f"| {label} ({after[key]['problems']} problems) | {measure.name}, {what} "
-                f"| {_interval(old.get(measure.key), measure)} | {_interval(after[key][measure.key], measure)} |"
+                f"| {_interval(sides[0], measure)} | {_interval(sides[1], measure)} |"
             )
             for k, estimate in after[key].get("pass_at", {}).items():
                 was = old.get("pass_at", {}).get(k)

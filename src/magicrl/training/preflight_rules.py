@@ -21,6 +21,8 @@ KL_NOTHING = 1e-9
 """KL below which the weights hardly move: float32 rounds a log-prob by about 1e-6, whose KL is smaller."""
 OFTEN_CUT = 0.5
 """Share of truncated answers that is worth a warning if a larger T would complete them."""
+NOISY = 0.5
+"""Share of noise in the variance of the rewards that stops a run."""
 NO_LONGER_CUT = 2 / 3
 """Largest share of the truncated answers that a larger T leaves truncated if T is the cause."""
 MOSTLY_CUT = 0.75
@@ -101,9 +103,10 @@ def reward_faults(facts: Facts, _: Named) -> Iterable[Finding]:
             "Find out which are correct before training: if copies disagree, other references may be wrong too.",
         )
     if seen.unsteady:
-        yield _warning(
+        noise = f", and {percent(min(1.0, seen.noise))} of the variance of all rewards is such noise" * (seen.noise > 0)
+        yield (_stop if seen.noise > NOISY else _warning)(
             "reward_unsteady",
-            f"{percent(seen.unsteady)} of the answers that were judged twice have two different rewards",
+            f"{percent(seen.unsteady)} of the answers that were judged twice have two different rewards{noise}",
             "Let the reward depend on problem and response only: random.Random(problem.id), a judge at temperature 0. "
             "Neither --resume nor magicrl explain repeats such a run.",
         )

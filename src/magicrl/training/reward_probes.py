@@ -63,6 +63,7 @@ class RewardFacts:
         example: The first of these, with the reason.
         earned: Mean reward by kind of made-up answer.
         unsteady: Share of these answers to which the reward gives two different scores.
+        noise: Variance of the scores of one answer, as a share of the variance of the sampled answers' rewards.
         fitting: Reward of the sampled answers that fit their reference, minus that of the others to the same problem;
             None where the verifier itself compares with the reference.
         neighbour: Offset whose reference answers fit the answers best; None where references are not answers.
@@ -77,6 +78,7 @@ class RewardFacts:
     example: str = ""
     earned: Mapping[str, float]
     unsteady: float = 0.0
+    noise: float = 0.0
     fitting: Interval | None = None
     neighbour: Neighbour | None = None
     consensus: int = 0
@@ -89,10 +91,13 @@ def probe_reward(
     judge: VerifierService, verifier: VerifierConfig, train: Sequence[Problem], groups: Sequence[ScoredGroup]
 ) -> RewardFacts:
     """Test the recipe's reward. ``groups`` are sampled answers to some of ``train``."""
-    earned, unsteady = _made_up(judge, verifier, [g.group.request.problem for g in groups])
+    earned, unsteady, variance = _made_up(judge, verifier, [g.group.request.problem for g in groups])
+    rewards = np.concatenate([g.rewards[g.counted] for g in groups])
+    # Rewards that are all equal are another finding.
+    noise = variance / float(np.var(rewards)) if len(np.unique(rewards)) > 1 else 0.0
     alone = [g for g in groups if _has_answer(g.group.request.problem)]
     if not alone:
-        return RewardFacts(earned=earned, unsteady=unsteady, fitting=_fitting(verifier, groups))
+        return RewardFacts(earned=earned, unsteady=unsteady, noise=noise, fitting=_fitting(verifier, groups))
     unread = _unread(judge, verifier, train)
     agreed = [agreed for group in alone if (agreed := _consensus(group.verdicts)) is not None]
     second = {name: _judged_again(verifier, alone, name) for name in ("box", "lenient", "maths", "exact")}
@@ -103,6 +108,7 @@ def probe_reward(
         example=unread[0] if unread else "",
         earned=earned,
         unsteady=unsteady,
+        noise=noise,
         neighbour=_neighbour(judge, train, alone),
         consensus=len(agreed),
         against=sum(not right for right in agreed),
@@ -136,23 +142,24 @@ def _unread(judge: VerifierService, verifier: VerifierConfig, train: Sequence[Pr
 
 def _made_up(
     judge: VerifierService, verifier: VerifierConfig, problems: Sequence[Problem]
-) -> tuple[dict[str, float], float]:
-    """Return the mean reward of each kind of made-up answer ({} where environments judge), and `RewardFacts.unsteady`.
-
-    Each answer is judged twice.
+) -> tuple[dict[str, float], float, float]:
+    """Return the mean reward of each kind of made-up answer ({} where environments judge), `RewardFacts.unsteady`, and
+    the mean variance of the two rewards of an answer. Each answer is judged twice.
     """
     served = any("judge" in reward_names(p.verifier) for p in problems)
     asked = [p for p in problems if p.environment is None][: MADE_UP_SERVED if served else MADE_UP]
     rewards: dict[str, list[float]] = {}
-    differs: list[bool] = []
+    differences: list[float] = []
     for place, problem in enumerate(asked):
         answers = _answers_to(problem, [*asked[place + 1 :], *asked[:place]], verifier)
         first, second = (judge.result(judge.submit(problem, list(answers.values()))) for _ in range(2))
         for kind, verdict, again in zip(answers, first, second, strict=True):
             rewards.setdefault(kind, []).append(verdict.reward)
             judged = Outcome.NOT_JUDGED not in (verdict.outcome, again.outcome)
-            differs.append(judged and verdict.reward != again.reward)
-    return {kind: float(np.mean(values)) for kind, values in rewards.items()}, sum(differs) / max(1, len(differs))
+            differences.append(verdict.reward - again.reward if judged else 0.0)
+    found = np.array(differences or [0.0])
+    earned = {kind: float(np.mean(values)) for kind, values in rewards.items()}
+    return earned, float((found != 0).mean()), float((found**2).mean() / 2)
 
 
 def _answers_to(problem: Problem, others: Sequence[Problem], verifier: VerifierConfig) -> dict[str, str]:

@@ -52,6 +52,7 @@ from magicrl.records import (
     TrainBatch,
     TrainSample,
 )
+from magicrl.registry import is_builtin
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import answers_in, diagnose, judging_of, unjudged_text
 from magicrl.training.meters import StalenessMeter, StepClock, Values
@@ -120,6 +121,7 @@ class Trainer:
         self._unjudged_steps = 0
         self._why_unjudged = ""
         self._zeros_reported = False
+        self._opposed_reported = is_builtin("advantage", config.algorithm.advantage)  # those have the right sign
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
         """Run one training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
@@ -265,6 +267,13 @@ class Trainer:
                 "the policy learns nothing from them",
                 *(algorithm.advantage, len(samples)),
             )
+        if not self._opposed_reported and opposed(kept, samples):
+            self._opposed_reported = True
+            _log.warning(
+                "algorithm.advantage = %r gives the better responses of every group of this step the lower advantages: "
+                "training on them lowers the reward; check its sign",
+                algorithm.advantage,
+            )
         if self._config.teacher is not None and not self._config.teacher.with_rewards:
             samples = [dataclasses.replace(sample, advantage=0.0) for sample in samples]
         # Old log-probs are computed once, before the first update. With a single update they would equal the loss's own
@@ -380,7 +389,7 @@ class Trainer:
             why = self._why_unjudged or "no reason was given"
             raise TrainingStopped(
                 f"no response of {patience} steps in a row could be judged ({why}). Nothing was learned from them. "
-                "Check that the verifier or its server works, then continue with --resume"
+                "Check that the verifier, reward or environment works, then continue with --resume"
             )
         limit = self._config.algorithm.stop_after_empty_steps
         if self._empty_steps >= limit:
@@ -461,6 +470,17 @@ def train_samples(
         for j in range(len(group.rewards))
         if group.counted[j]
     ]
+
+
+def opposed(groups: Sequence[ScoredGroup], samples: Sequence[TrainSample]) -> bool:
+    """Return whether the advantages of each of at least four groups fall as the rewards rise."""
+    rises = np.zeros(len(groups))
+    for sample in samples:
+        group = groups[sample.group_index]
+        above = group.rewards[sample.sample_index] - group.rewards[group.counted].mean()
+        rises[sample.group_index] += sample.advantage * above
+    rises = rises[np.abs(rises) > 1e-6]  # less is rounding, where all advantages of a group are equal
+    return len(rises) >= 4 and bool((rises < 0).all())
 
 
 def _sample(group: RolloutGroup, group_index: int, sample_index: int, advantage: float) -> TrainSample:

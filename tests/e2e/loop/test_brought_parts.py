@@ -169,6 +169,15 @@ def test_an_advantage_of_zero_is_nothing_to_learn_from(
     assert caplog.text.count("zero.py:const' is 0 for all") == 1, "reported once"
 
 
+def test_an_advantage_with_the_wrong_sign_is_reported(
+    toy_recipe: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "sign.py").write_text("def minus(a):\n    return 0.5 - a.rewards_N\n")
+    more = ("stages.0.rollout_batch=16", "stages.0.mini_batch=16", "stages.0.group_size=8", "stages.1.max_steps=1")
+    run(toy_recipe, tmp_path / "run", f"algorithm.advantage={tmp_path}/sign.py:minus", *more)
+    assert caplog.text.count("sign.py:minus' gives the better responses") == 1, "once"
+
+
 BAD = """
 from magicrl.algorithms.entropy import FixedEntropyController, no_control
 from magicrl.algorithms.losses import LossRow, Surrogate, nothing_clipped

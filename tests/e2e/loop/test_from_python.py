@@ -32,13 +32,17 @@ def evaluations_of(folder: Path) -> dict[str, Any]:
     return {path.name: json.loads(path.read_text()) for path in sorted((folder / "evaluations").glob("*.json"))}
 
 
-def test_one_run_by_three_ways(toy_recipe: Path, tmp_path: Path) -> None:
+def test_one_run_by_three_ways(toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sets = [word for key, value in SHORT.items() for word in ("--set", f"{key}={value}")]
     words = ["train", str(toy_recipe), *sets, "--output", str(tmp_path / "command")]
     assert app(words, result_action="return_value") in (0, 3)
     whole = magicrl.train(toy_recipe, settings=SHORT, output=tmp_path / "whole", progress=False)
-    with magicrl.start(tomllib.loads(toy_recipe.read_text()), settings=SHORT, output=tmp_path / "steps") as run:
+    recipe = tomllib.loads(toy_recipe.read_text())
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    with magicrl.start(recipe, settings=SHORT, output="steps") as run:
         steps = []
+        monkeypatch.chdir("elsewhere")  # as a notebook may
         while not run.done:
             steps.append(run.step())
             if len(steps) == 1:
@@ -63,6 +67,11 @@ def test_one_run_by_three_ways(toy_recipe: Path, tmp_path: Path) -> None:
     assert finished.status == "finished"
     assert finished.verdict
     assert (finished.path / "report.html").stat().st_size > 10_000
+    assert not list((tmp_path / "elsewhere").iterdir())
+    monkeypatch.chdir(tmp_path)
+    again = magicrl.load_run("steps")
+    monkeypatch.chdir("elsewhere")
+    assert len(again.rollouts()) == len(finished.rollouts()) > 0
 
 
 def test_a_run_as_data_frames_and_in_a_notebook(toy_recipe: Path, tmp_path: Path) -> None:

@@ -336,6 +336,30 @@ def test_a_surrogate_that_returns_something_else_is_told_what_to_return(surrogat
         hand_loss("magic", row=LossRow(surrogate=surrogate))
 
 
+def test_an_entropy_without_gradient_is_refused_where_the_surrogate_would_train_it():
+    def bonus(s):
+        return Surrogate(s.ratio * s.advantages + 0.1 * s.entropy, s.ratio > 1)
+
+    with pytest.raises(ValueError, match=r'set needs=\("entropy",\) in the row'):
+        hand_loss("magic", row=LossRow(surrogate=bonus))
+    trained = hand_case(entropy=torch.full((8,), 0.5, dtype=torch.float64, requires_grad=True))
+    hand_loss("magic", trained, row=LossRow(surrogate=bonus, needs=("entropy",))).loss.backward()
+    assert trained.entropy.grad.tolist() == pytest.approx([-0.1 / 8] * 8)
+    # A detached entropy may weigh or mask tokens.
+    weighted = LossRow(surrogate=lambda s: Surrogate(s.ratio * (s.entropy.detach() > 0.1), s.ratio > 1))
+    hand_loss("magic", row=weighted).loss.backward()
+
+
+def test_a_surrogate_with_the_sign_of_a_loss_is_refused():
+    loss = LossRow(
+        surrogate=lambda s: Surrogate(-torch.minimum(s.ratio, s.ratio.clamp(max=1.2)) * s.advantages, s.ratio > 1)
+    )
+    with pytest.raises(ValueError, match="its values are maximised, unlike a loss: change their sign"):
+        hand_loss("magic", row=loss)
+    # A penalty outweighs the advantages, and moves some tokens against them.
+    hand_loss("magic", row=LossRow(surrogate=lambda s: Surrogate(s.ratio * s.advantages - 9 * s.logprobs, s.ratio > 1)))
+
+
 def test_k3_by_hand_and_never_negative():
     logprobs = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64)
     ref = torch.tensor([-1.0, -1.0 + math.log(2), -1.0 - math.log(2)], dtype=torch.float64)

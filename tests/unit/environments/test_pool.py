@@ -128,7 +128,7 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
         "long": "(ValueError: an observation of 1000000000 characters; give at most 65536|MemoryError)",
         "half": "ValueError: an observation that holds half a character",
         "number": "TypeError: observation of a step must be str, got int",
-        "metric": "ValueError: distance must be finite, got inf",
+        "metric": "ValueError: metric distance must be finite, got inf",
     }
     for text, words in bad.items():
         plays = [pool.begin(problem("bad", environment=name)) for _ in range(2 if text == "raise" else 1)]

@@ -12,8 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from magicrl.config.errors import RecipeError
 from magicrl.models.loading import load_empty, load_policy, load_shell, save_policy
-from magicrl.models.model_files import INDEX, WEIGHTS, WeightFiles
+from magicrl.models.model_files import INDEX, WEIGHTS, WeightFiles, find_model
 from magicrl.models.small_models import make_tokenizer
 
 SHAPE: dict[str, Any] = {
@@ -171,3 +172,11 @@ def test_a_shell_tells_what_a_loaded_model_tells(tmp_path: Path) -> None:
         assert getattr(shell, field) == getattr(whole, field)
     assert shell.model.generation_config.eos_token_id == whole.model.generation_config.eos_token_id
     assert shell.tokenizer.get_vocab() == whole.tokenizer.get_vocab()
+
+
+def test_the_short_name_of_the_option_is_explained_where_a_recipe_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match="use --model smollm2, or name that folder"):
+        find_model("smollm2")

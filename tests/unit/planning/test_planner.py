@@ -308,6 +308,9 @@ def test_what_would_fit_fits_and_no_fewer_accelerators_do(model: str, gpu: str, 
     fewest = next(int(way.split()[1]) for way in ways if "--set" not in way)
     with pytest.raises(DoesNotFit):
         make_plan(CONFIG, shape, hardware, replace(options, gpus=fewest - 1))
+    offloading = load_train_recipe(PAPER, ["rollout.vllm.engine_args.cpu_offload_gb=8"])
+    with pytest.raises(DoesNotFit, match=r"not counted: rollout\.vllm\.engine_args \(cpu_offload_gb\)"):
+        make_plan(offloading, shape, hardware, options)
 
 
 @pytest.fixture(scope="module")

@@ -144,6 +144,8 @@ def test_numbers(value: float | None, text: str) -> None:
 
 def test_other_words() -> None:
     assert percent(0.4567) == "45.7 %"
+    # one truncated response of 2,400 is not none
+    assert (percent(0.0), percent(1 / 2400), percent(0.003, 0)) == ("0.0 %", "0.04 %", "0.3 %")
     assert points(-0.05) == "−5.0"
     assert temperature_text(0.0) == "0 (greedy)"
     assert moment("2026-01-02T03:04:05+01:00") == "2026-01-02 02:04 UTC"
@@ -176,6 +178,18 @@ def test_a_mean_without_a_known_interval_has_none(run_folder: Path) -> None:
     path.write_text(json.dumps(document))
     assert "(0–0)" not in printed(run_folder)
     assert "0 to 0" not in render_page("graded", [], run_blocks(read_run(run_folder)))
+
+
+def test_a_test_of_truncated_episodes_has_no_rewards_and_counts_as_its_accuracy(run_folder: Path) -> None:
+    grade(run_folder)
+    path = run_folder / "evaluations" / "before.json"
+    document = json.loads(path.read_text())
+    for score in document["temperatures"].values():
+        del score["reward"], score["reward_per_problem"]
+        score["accuracy"] |= {"mean": 0.0, "low": 0.0, "high": 0.2}
+        score["per_problem"] = [0.0] * len(score["per_problem"])
+    path.write_text(json.dumps(document))
+    assert "At temperature 1: 1.25, +1.25 (+" in printed(run_folder)
 
 
 def test_the_page_tells_the_mean_reward_where_rewards_are_graded(run_folder: Path) -> None:

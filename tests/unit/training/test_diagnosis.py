@@ -20,6 +20,7 @@ from magicrl.records import FinishReason, Outcome, RolloutGroup, ScoredGroup, St
 from magicrl.training.diagnosis import (
     ANY_JUDGING,
     SUCCESS,
+    Conclusion,
     Judging,
     LearningFacts,
     SampledAnswers,
@@ -268,7 +269,7 @@ def test_training_responses_without_a_verdict_are_in_the_reason_of_any_verdict()
         found = conclude(replace(given, not_judged=0.91))
         assert found.reason.endswith("; 91 % of the training responses could not be judged")
         assert "no training step" not in found.reason
-        assert found.advice[0].startswith("Repair the verifier or reward")
+        assert found.advice[0].startswith("Repair the verifier, reward or environment")
         assert "judged" not in conclude(replace(given, not_judged=0.1)).reason
     both = conclude(replace(facts(measured=replace(rise(0.02, 0.1), not_judged=0.55)), not_judged=0.91))
     assert sum("Repair" in advice for advice in both.advice) == 1
@@ -279,6 +280,7 @@ def test_the_advice_is_the_diagnosis_of_the_answers() -> None:
     assert "learning_rate" in conclude(facts(changed=False)).advice[0]
     assert "harder ones" in conclude(facts(measured=rise(0.0, 0.0), answers=SCARCE)).advice[0]
     assert "algorithm.advantage" in conclude(facts(gradient=0.0)).advice[0]
+    assert "verifier.extract" in conclude(facts(gradient=0.0, answers=SILENT)).advice[0], "equal rewards are the cause"
 
 
 def test_facts_of_a_recorded_run() -> None:
@@ -318,6 +320,7 @@ def test_facts_of_a_recorded_run() -> None:
     assert found.rise.not_judged == 3 / 8, "of the test that has more of them"
     assert found.rise.change.mean == pytest.approx(1 / 3)  # of the three problems that both judged
     assert (found.rise.change.problems, found.rise.change.clusters) == (3, 2)
+    assert found.test_set == "held_out"
 
 
 def graded(name: str, rewards: list[float]) -> dict[str, object]:
@@ -369,6 +372,44 @@ def test_graded_rewards_are_judged_by_their_mean_on_their_own_scale(gain: float,
     assert " right" not in found.reason
     assert "points" not in found.reason
     json.dumps(found.as_dict())
+
+
+def test_a_test_of_truncated_episodes_is_compared_by_its_accuracy() -> None:
+    """A truncated episode has no reward, and only one of these two tests is graded."""
+    cut = {"accuracy": {"mean": 0.0}, "per_problem": [0.0] * 60}
+    none = {"name": "before", "set": "held_out", "temperatures": {"1.0": cut}}
+
+    def concluded(before: dict[str, object], after: dict[str, object]) -> Conclusion:
+        facts = learning_facts(
+            [StepMetrics(step=1, stage=0, values={"learner/sgd_steps": 1, "tokens/sampled": 8})],
+            *(before, after),
+            reuse=[1],
+            temperature=1.0,
+            weights_changed=True,
+            judging=ANY_JUDGING,
+        )
+        return conclude(facts)
+
+    some = graded("after", [0.0, 1.0, 0.5] * 20)
+    assert concluded(none, some).outcome == "learned"
+    assert concluded(some, none).outcome == "worse", "it collapsed"
+
+
+def test_a_test_set_that_nobody_could_judge_is_named() -> None:
+    found = conclude(replace(facts(), test_set="held_out"))
+    assert found.outcome == "undecided"
+    assert "two problems of test set held_out" in found.reason
+    assert "name a test set" not in " ".join(found.advice)
+
+
+def test_a_limit_of_turns_truncates_too() -> None:
+    cut = {"groups/rejected/ratio": 1.0, "train/accuracy/mean": 0.0, "train/truncation/ratio": 1.0}
+    values = cut | {"stage/max_tokens": 64, "groups/sampled": 8, "environment/turns": 3.0}
+    seen = answers_in([StepMetrics(step=1, stage=0, values=values)])
+    assert seen is not None
+    found = diagnose(seen)
+    assert "are truncated at T = 64 or at environment.max_turns" in found.message
+    assert "or max_turns (they have 3 turns on average)" in found.advice[0]
 
 
 def test_equal_rewards_have_advice_of_their_own() -> None:

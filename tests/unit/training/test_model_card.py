@@ -55,11 +55,12 @@ def card(
     environments: list[dict[str, Any]] | None = None,
     measured: bool = True,
     reward: dict[str, float] | None = None,
+    graded_before: bool = True,
 ) -> str:
     def test(name: str, mean: float, low: float, high: float) -> dict[str, Any]:
         estimate = {"mean": mean, "low": low, "high": high}
         score = {"accuracy": estimate, "problems": 100, "samples": 16, "pass_at": {"16": estimate}}
-        score |= {} if reward is None else {"reward": reward}
+        score |= {} if reward is None or (name == "before" and not graded_before) else {"reward": reward}
         return {"name": name, "set": "held_out", "temperatures": {"0.0": score, "1.0": score}}
 
     stage = {"rollout_batch": 2, "group_size": 2, "max_steps": 60}
@@ -128,6 +129,9 @@ def test_the_card_of_graded_rewards_tells_mean_rewards() -> None:
     assert "are right" not in text
     assert "the mean reward is −0.2" in text
     assert "Rewards were scores" in text
+    # All episodes of the first test were truncated, and have no reward.
+    text = card(conclude(facts), reward={"mean": -0.5, "low": -0.75, "high": -0.25}, graded_before=False)
+    assert "mean reward, greedy | 0.457 (0.41 to 0.5) | −0.5 (−0.75 to −0.25) |" in text
 
 
 @pytest.mark.parametrize(

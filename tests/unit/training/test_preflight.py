@@ -232,6 +232,8 @@ EARNED = SOUND.reward.earned
             replace(SOUND, reward=replace(SOUND.reward, earned={**EARNED, SEVERAL: 1.0}, unsteady=0.5)),
             {"reward_unsteady": "warning"},
         ),
+        (replace(SOUND, reward=replace(SOUND.reward, unsteady=1.0, noise=0.01)), {"reward_unsteady": "warning"}),
+        (replace(SOUND, reward=replace(SOUND.reward, unsteady=0.5, noise=0.6)), {"reward_unsteady": "stop"}),
         (
             replace(SOUND, reward=replace(SOUND.reward, fitting=replace(RISE, mean=-0.5, low=-0.9, high=-0.1))),
             {"reward_against_references": "warning"},
@@ -387,6 +389,8 @@ def test_a_custom_reward_is_compared_with_the_references_and_with_itself(verifie
         return
     found = probe_reward(Tossed(), VerifierConfig(), [], groups)
     assert found.unsteady == 1.0
+    # Two verdicts of an answer differ by 1: their variance is 1/2, and that of the groups' rewards (0 and 1) is 1/4.
+    assert found.noise == 2.0
     assert found.fitting is not None
     assert (found.fitting.mean, found.fitting.high < 0) == (-1.0, True)
 
@@ -410,7 +414,7 @@ def test_another_accepted_answer_is_not_tried_as_a_wrong_one() -> None:
     first = replace(problem("p0", "0?", "1"), references=("1", "one"))
     boxed = VerifierConfig(extract="box", reasoning="auto")
     with boxed.pool() as pool:
-        earned, unsteady = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
+        earned, unsteady, _ = _made_up(pool, boxed, [first, problem("p1", "1?", "one"), problem("p2", "2?", "2")])
     assert unsteady == 0.0
     assert (earned[REFERENCE], earned[WRONG], earned[NOTHING]) == (1.0, 0.0, 0.0)
 

@@ -226,7 +226,7 @@ class RewardFunction:
                 returned,
                 outcome=Outcome(returned.outcome),
                 score=None if returned.score is None else number("score", returned.score),
-                metrics={str(name): number(str(name), value) for name, value in returned.metrics.items()},
+                metrics={str(name): number(f"metric {name}", value) for name, value in returned.metrics.items()},
                 seconds=returned.seconds or seconds,
             )
         metrics: dict[str, float] = {}
@@ -235,7 +235,7 @@ class RewardFunction:
             if "score" not in values:
                 raise TypeError(f"a mapping needs a 'score', got {', '.join(map(str, values)) or 'nothing'}")
             score = number("score", values.pop("score"))
-            metrics = {str(name): number(str(name), value) for name, value in values.items()}
+            metrics = {str(name): number(f"metric {name}", value) for name, value in values.items()}
         else:
             score = number("score", returned)
         right = score >= self.settings.right_from

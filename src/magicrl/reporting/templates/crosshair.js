@@ -17,7 +17,10 @@
   }
 
   function written(value, unit) {
-    if (unit === "percent") return (100 * value).toFixed(1) + " %";
+    if (unit === "percent") {
+      const text = (100 * value).toFixed(1);
+      return (value > 1e-6 && !Number(text) ? (100 * value).toPrecision(1) : text) + " %"; // a tiny share is not 0
+    }
     const size = Math.abs(value);
     const digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 4;
     const text = size > 0 && size < 1e-4 ? value.toExponential(1) : value.toFixed(digits);
