@@ -240,10 +240,11 @@ _FIRST = [re.compile(each) for each in ("model|data", r"data\.(train|validation|
 
 def _apply_override(tree: Tree, override: Override) -> None:
     key, value = override.key, mark_typed(override.value)
-    if key == "model":
+    short = not isinstance(value, dict)  # else ``model`` and ``data`` are the recipe's tables
+    if key == "model" and short:
         # The whole table: [start] has either model or sft, and the recipe may have the other one.
         tree["start"] = {"model": value}
-    elif key == "data":
+    elif key == "data" and short:
         # The recipe's test and validation sets belong to its own data.
         kept = {k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test", "holdout")}
         if str(value).startswith(GYM):
@@ -280,7 +281,7 @@ def _sources(tree: Tree) -> list[Tree]:
 
 def _name_after_own(tree: Tree, overrides: Sequence[Override]) -> None:
     """Name a run after the model and data given by overrides, unless ``run.name`` is given."""
-    given = {override.key: override.value for override in overrides}
+    given = {override.key: override.value for override in overrides if not isinstance(override.value, Mapping)}
     model = next((given[key] for key in ("model", "start.model", "start.sft") if key in given), None)
     data = next((raw for key, raw in given.items() if re.fullmatch(r"data|data\.train\.\d+\.path", key)), None)
     if "run.name" in given or (model is None and data is None):

@@ -103,10 +103,11 @@ def reward_faults(facts: Facts, _: Named) -> Iterable[Finding]:
             "Find out which are correct before training: if copies disagree, other references may be wrong too.",
         )
     if seen.unsteady:
-        noise = f", and {percent(min(1.0, seen.noise))} of the variance of all rewards is such noise" * (seen.noise > 0)
+        share = f", and {percent(min(1.0, seen.noise))} of the variance of all rewards is such noise"
         yield (_stop if seen.noise > NOISY else _warning)(
             "reward_unsteady",
-            f"{percent(seen.unsteady)} of the answers that were judged twice have two different rewards{noise}",
+            f"{percent(seen.unsteady)} of the answers that were judged twice have two different rewards"
+            + (share if seen.noise else ""),
             "Let the reward depend on problem and response only: random.Random(problem.id), a judge at temperature 0. "
             "Neither --resume nor magicrl explain repeats such a run.",
         )

@@ -243,6 +243,17 @@ def test_the_two_shorthands_of_a_users_own_run(tmp_path: Path) -> None:
     assert file.hub is None
 
 
+def test_a_table_is_not_the_shorthand_of_its_name(tmp_path: Path) -> None:
+    recipe = write(tmp_path, GOOD)
+    plain = load_train_recipe(recipe)
+    config = load_train_recipe(recipe, ["model={dtype='float32'}", "data={train=[{family='running_sum', count=9}]}"])
+    assert (config.model.dtype, config.start, config.run) == ("float32", plain.start, plain.run)
+    assert [source.count for source in config.data.train] == [9]
+    for table in ("stages=[]", "data={train=[]}"):
+        with pytest.raises(RecipeError, match=r"(stages|data\.train): needs at least 1 entry, each under"):
+            load_train_recipe(recipe, [table])
+
+
 def test_the_order_of_overrides_decides_nothing(tmp_path: Path) -> None:
     recipe = write(tmp_path, GOOD)
     given = ["data.train.0.template={prompt}!", "data.holdout=7", "reward=exact", "data=problems.parquet"]

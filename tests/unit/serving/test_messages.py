@@ -29,7 +29,7 @@ def request(chunk: dict[str, Any], tensor: dict[str, Any]) -> bytes:
         ({}, {"shape": [1]}, r"datum 0: weights has shape \[3, 1\], and its input has 3 tokens"),
     ],
 )
-def test_a_datum_of_other_than_text_and_dense_values_is_refused(chunk: dict[str, Any], tensor: dict[str, Any], message: str) -> None:
+def test_a_datum_of_other_contents_is_refused(chunk: dict[str, Any], tensor: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_loss_request(request(chunk, tensor))
 
