@@ -11,6 +11,7 @@ import difflib
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -326,12 +327,16 @@ def stored_buffers(model: PreTrainedModel) -> set[str]:
     return model.state_dict().keys() - dict(model.named_parameters(remove_duplicate=False)).keys()
 
 
-def weights_differ(trained: Path, start: Path) -> bool | None:
-    """Return whether any weight differs between two model folders, in the precision of the trained one.
+def weights_differ(trained: Path, start: str) -> bool | None:
+    """Return whether any weight differs between a model folder and its start model, in the precision of the first.
 
-    It stops at the first difference. None if the two have no name in common.
+    It stops at the first difference. None if the two have no name in common, or if the start model is gone.
     """
-    start_files = {name: file for file in _opened(start) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    try:
+        start_files = {name: file for file in _opened(find_model(start)) for name in file.keys()}  # noqa: SIM118
+    except (ValueError, OSError) as missing:  # nothing of the trained model is lost with it
+        warnings.warn(f"the weights are not compared with those of the start model: {missing}", stacklevel=2)
+        return None
     compared = 0
     for file in _opened(trained):
         for name in file.keys():  # noqa: SIM118

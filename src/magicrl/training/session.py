@@ -25,7 +25,7 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.curricula import make_curriculum
 from magicrl.data.sampler import PromptSampler
 from magicrl.files import NO_ROOM, only_writer, write_atomically
-from magicrl.models.model_files import find_model, weights_differ
+from magicrl.models.model_files import weights_differ
 from magicrl.records import Problem, ScoredGroup, StepMetrics
 from magicrl.registry import is_builtin
 from magicrl.rollout.recording import write_rollouts
@@ -420,7 +420,7 @@ class Session:
             after,
             reuse=[recipe.algorithm.reuse for recipe in self._in_stages],
             temperature=self._in_stages[-1].rollout.temperature,
-            weights_changed=weights_differ(self._folder.model, find_model(str(self._start))),
+            weights_changed=weights_differ(self._folder.model, str(self._start)),
             judging=self._judging,
         )
         found = conclude(facts)

@@ -278,6 +278,23 @@ def test_a_run_that_loses_a_folder_ends_as_stopped(toy_recipe: Path, tmp_path: P
         run(toy_recipe, tmp_path / "run", Deleting(), *SHORT)
 
 
+def test_a_run_whose_start_model_is_deleted_ends_with_its_verdict(
+    toy_text: str, toy_model: Path, tmp_path: Path
+) -> None:
+    start, recipe, output = tmp_path / "start", tmp_path / "toy.toml", tmp_path / "run"
+    shutil.copytree(toy_model, start)
+    recipe.write_text(toy_text.replace(str(toy_model), str(start)))
+
+    class Deleting(NullObserver):
+        def step(self, metrics: StepMetrics) -> None:
+            shutil.rmtree(start, ignore_errors=True)
+
+    with pytest.warns(UserWarning, match="are not compared with those of the start model: .*start"):
+        run(recipe, output, Deleting(), *SHORT)
+    assert status(output)["status"] == "finished"
+    assert status(output)["learning"]
+
+
 def test_a_checkpoint_that_lacks_a_part_is_refused(toy_recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     with pytest.raises(Interrupted):

@@ -126,6 +126,8 @@ def test_the_panel_knows_the_stages_and_how_long_the_run_took(run: Run) -> None:
     twice = [{"started": STARTED}, {"started": "2026-03-02T03:04:05+00:00"}]
     run.say("finished", environments=twice, ended="2026-03-02T03:07:05+00:00")
     assert "elapsed 3 min" in shown_once(run.folder, terminal=True), "of the process that continued the run"
+    run.say("failed")  # without its end
+    assert "elapsed" not in shown_once(run.folder, terminal=True)
 
 
 def test_only_the_latest_events_are_told_again(run: Run) -> None:

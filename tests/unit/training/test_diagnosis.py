@@ -431,7 +431,7 @@ def test_weights_are_compared_in_the_saved_precision(tmp_path: Path) -> None:
         return tmp_path / name
 
     base = torch.linspace(-1, 1, 7)
-    start = folder("start", a=base, other=base.clone())
+    start = str(folder("start", a=base, other=base.clone()))
     assert weights_differ(folder("rounded", a=base.bfloat16()), start) is False
     assert weights_differ(folder("moved", a=base + 1e-6), start) is True
     assert weights_differ(folder("foreign", b=base), start) is None
