@@ -59,10 +59,10 @@ from benchmarks.speed.models import (
 )
 from benchmarks.speed.rollout_parts import engine_parts
 from magicrl.config.model_schema import DType
-from magicrl.models.cpu_kernels import bfloat16_speeds
 from magicrl.models.decoding import FusedDecoder, fused_decoder
 from magicrl.models.kv_cache import probe_cache_shape
 from magicrl.models.loading import load_policy
+from magicrl.models.products import widens_bfloat16
 
 SIDES = ("magicrl", "transformers")
 
@@ -108,7 +108,7 @@ QUICK = (
 
 def runnable(case: Case) -> Case:
     """Return the case in float32 if this CPU is slower in bfloat16, in which no side would be at its best."""
-    return replace(case, dtype="float32") if case.dtype == "bfloat16" and max(bfloat16_speeds()) < 1 else case
+    return replace(case, dtype="float32") if case.dtype == "bfloat16" and widens_bfloat16() else case
 
 
 class Ours:

@@ -10,7 +10,7 @@ from magicrl.models import cpu_kernels
 sets = [
     names
     for names in cpu_kernels._SETS
-    if cpu_kernels.missing() is None and cpu_kernels._processor_flags().issuperset(names)
+    if cpu_kernels.missing() is None and cpu_kernels.processor_flags().issuperset(names)
 ]
 # Kernels that do not compile are no reason to skip a test of them.
 _why = cpu_kernels.missing() or ""

@@ -29,7 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from magicrl.models import cpu_kernels
 from magicrl.models.exact import attend_exactly
 from magicrl.models.memory_efficient import widened_attention
-from magicrl.models.products import is_emulated, product
+from magicrl.models.products import is_widened, product
 
 WIDENED_UP_TO = 256
 """Width up to which torch's CPU attention is faster in float32 than in bfloat16, four times at 48 tokens, because
@@ -94,7 +94,7 @@ def attend_rows(
 def _product(q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor | None) -> Tensor:
     causal = mask is None
     # float16 at any width, because torch's CPU attention is eight times slower in it.
-    slow = q.dtype == torch.float16 or is_emulated(q)
+    slow = q.dtype == torch.float16 or is_widened(q)
     slow = slow or (q.dtype == torch.bfloat16 and q.shape[1] <= WIDENED_UP_TO)
     if slow and q.device.type == "cpu" and q.shape[-1] == v.shape[-1]:
         return widened_attention(q, k, v, scaling, mask=mask, causal=causal)

@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,13 +31,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.products import product
+from magicrl.models.products import INTEL, processor_flags, product
 
 _SOURCES = Path(__file__).with_name("kernels")
 _AVX512 = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
 _AMX = ("amx_tile", "amx_bf16")
 _AVX2 = ("avx2", "fma")
-_SETS = ((*_AVX512, *_AMX), _AVX512, _AVX2)  # of a processor's instructions; the first that it has is used
+# of a processor's instructions, and its maker where that decides; the first that it has is used
+_SETS = ((*_AVX512, *_AMX), (*_AVX512, INTEL), _AVX512, _AVX2)
 _FLAGS = (
     "-O3",
     "-ffp-contract=off",  # the source says where a product is rounded before a sum
@@ -112,8 +113,8 @@ def serves_both(*tensors: Tensor, width: int, multiple: int = LANES) -> bool:
 def bfloat16_speeds(width: int = 576, inner: int = 1536) -> tuple[float, float]:
     """Return how many times faster than in float32 one thread multiplies matrices in bfloat16.
 
-    The processor's flags do not say: with AVX512-BF16 and without AMX, an EPYC is twice as fast and a Xeon half as
-    fast. CPU time of one thread counts, so that a busy machine gives the same answer. Takes about 0.2 s.
+    The products are those of decoding and of training. CPU time of one thread counts, so that a busy machine gives the
+    same answer. Takes about 0.2 s.
 
     Args:
         width: Hidden size of the model; the default is SmolLM2-135M's.
@@ -125,24 +126,34 @@ def bfloat16_speeds(width: int = 576, inner: int = 1536) -> tuple[float, float]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        few, many = (_bfloat16_speed(rows, min(width, _WIDEST), min(inner, _WIDEST)) for rows in (64, 1024))
+        weights = [torch.ones(min(inner, _WIDEST), min(width, _WIDEST), dtype=dtype) for dtype in _BOTH]
+        few = _bfloat16_speed(64, [_decoding_product(weight) for weight in weights], weights)
+        many = _bfloat16_speed(1024, [functools.partial(product, right=weight.T) for weight in weights], weights)
     finally:
         torch.set_num_threads(threads)
     return few, many
 
 
-def _bfloat16_speed(rows: int, width: int, inner: int) -> float:
-    """Return the median of three ratios."""
-    operands = {dtype: (torch.ones(rows, width, dtype=dtype), torch.ones(width, inner, dtype=dtype)) for dtype in _BOTH}
-    products = max(1, _FACTORS // (rows * width * inner))
+def _decoding_product(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    if can_multiply(weight):
+        return functools.partial(multiply, packed=packed_weight(weight), columns=len(weight))
+    if can_multiply_rows(weight):
+        return functools.partial(multiply_rows, weight=weight)
+    return functools.partial(product, right=weight.T)
+
+
+def _bfloat16_speed(rows: int, multiplied: Sequence[Callable[[Tensor], Tensor]], weights: Sequence[Tensor]) -> float:
+    """Return the median of three ratios. ``multiplied`` and ``weights`` are those of `_BOTH`."""
+    products = max(1, _FACTORS // (rows * weights[0].numel()))
     ratios: list[float] = []
     while len(ratios) < 3:
         taken = []
-        for dtype in _BOTH:
-            product(*operands[dtype])  # the first product of a shape prepares its kernel
+        for multiply_by, weight in zip(multiplied, weights, strict=True):
+            x = weight.new_ones(rows, weight.shape[1])
+            multiply_by(x)  # the first product of a shape prepares its kernel
             begun = time.thread_time()
             for _ in range(products):
-                product(*operands[dtype])
+                multiply_by(x)
             taken.append(time.thread_time() - begun)
         ratios.append(taken[0] / taken[1])
     return statistics.median(ratios)
@@ -186,18 +197,13 @@ def _found() -> ctypes.CDLL | str:
     return found
 
 
-@functools.cache
-def _processor_flags() -> frozenset[str]:
-    return frozenset(Path("/proc/cpuinfo").read_text(errors="replace").split())
-
-
 def _instructions() -> tuple[str, ...]:
-    """Return the processor's instructions that the kernels use.
+    """Return the first of the sets that the processor has.
 
     Raises:
         RuntimeError: It has too few.
     """
-    flags = _processor_flags()
+    flags = processor_flags()
     for names in _SETS:
         if flags.issuperset(names):
             return names
@@ -205,8 +211,10 @@ def _instructions() -> tuple[str, ...]:
 
 
 def _units(names: tuple[str, ...]) -> list[str]:
-    """Return the compiler's options for these instructions."""
-    return [f"-m{name.replace('_', '-' if name in _AMX else '')}" for name in names]
+    """Return the compiler's options for such a set."""
+    return [
+        "-DSLOW_PAIRS" if name == INTEL else f"-m{name.replace('_', '-' if name in _AMX else '')}" for name in names
+    ]
 
 
 def _loaded() -> ctypes.CDLL:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from magicrl.models import cpu_kernels
 from magicrl.models.cpu_rows import CpuRow, attend_row_backward
 from magicrl.models.linear import gradient_sum, linear_product, weight_gradient
-from magicrl.models.products import emulates_bfloat16, product
+from magicrl.models.products import product, widens_bfloat16
 
 ROWS = 16
 """Rows of torch's products are padded to a multiple of this."""
@@ -47,7 +47,7 @@ def filled_rows(x: Tensor, step: int = ROWS) -> Tensor:
 
 def least_rows(heads: int, dim: int, dtype: torch.dtype) -> int:
     """Return the number of rows to which the queries of one token that share a key head of this width are padded."""
-    if dtype != torch.bfloat16 or emulates_bfloat16():
+    if dtype != torch.bfloat16 or widens_bfloat16():
         return rounded_up(heads, _FEW)
     # oneDNN does not compute a product of at most _SMALL multiplications, and has a separate kernel for a single row.
     return max(heads, 2, _SMALL // (BLOCK * dim) + 1)

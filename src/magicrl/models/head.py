@@ -27,7 +27,7 @@ from torch import Tensor
 
 from magicrl.models import cpu_kernels
 from magicrl.models.exact import exact_product, filled_rows, multiplies_exactly, row_sums
-from magicrl.models.products import float32_product, is_emulated, product
+from magicrl.models.products import float32_product, is_widened, product
 
 Backend = Literal["auto", "torch", "triton"]
 TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
@@ -242,7 +242,7 @@ class TorchHead:
         if inputs.options.exact and multiplies_exactly(weight):
             return exact_product(hidden, weight)
         filled = filled_rows(hidden) if inputs.options.exact else hidden
-        found = float32_product(filled, weight).to(hidden.dtype) if is_emulated(hidden) else filled @ weight.T
+        found = float32_product(filled, weight).to(hidden.dtype) if is_widened(hidden) else filled @ weight.T
         return found[: len(hidden)]
 
     def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from magicrl.models.attention import PLAIN, ScoreRules, attend_rows, supports_row
 from magicrl.models.cpu_kernels import DecodeKernel, has_both
 from magicrl.models.cpu_rows import CpuRow
-from magicrl.models.products import is_emulated, product
+from magicrl.models.products import is_widened, product
 from magicrl.models.recurrent import LayerFunction, RecurrentState
 
 Integers = NDArray[np.int64]
@@ -312,7 +312,7 @@ class PrefillAttention:
                 self._store.values[layer][block][slots, :, :used] = v[:, :, part]
             if served:
                 continue
-            if rules.plain(length) and not is_emulated(q):
+            if rules.plain(length) and not is_widened(q):
                 out = torch.nn.functional.scaled_dot_product_attention(
                     q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
                 ).transpose(1, 2)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from magicrl.models.cpu_kernels import add_gradient, adds_gradients
-from magicrl.models.products import emulates_bfloat16, float32_product, is_emulated, product
+from magicrl.models.products import float32_product, is_widened, product, widens_bfloat16
 
 
 def linear_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x``, ``[..., d]``, times the transposed ``weight``, plus ``bias``, with gradients."""
     summed = gradient_sum(weight) is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if not summed and not is_emulated(x):
+    if not summed and not is_widened(x):
         return nn.functional.linear(x, weight, bias)
     return cast(Tensor, _Linear.apply(x, weight, bias))
 
@@ -35,7 +35,7 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.total = gradient_sum(weight)
-        if not is_emulated(x):
+        if not is_widened(x):
             return nn.functional.linear(x, weight, bias)
         found = float32_product(x.flatten(0, -2), weight)
         found = found if bias is None else found.add_(bias)
@@ -116,7 +116,7 @@ def use_gradient_sums(model: nn.Module) -> None:
     for module in model.modules():
         if "forward" in vars(module):
             continue
-        if type(module) is nn.Linear and (emulates_bfloat16() or gradient_sum(module.weight) is not None):
+        if type(module) is nn.Linear and (widens_bfloat16() or gradient_sum(module.weight) is not None):
             module.forward = LinearForward(module)
         elif type(module) is nn.Embedding and hasattr(module.weight, "gradient_sum"):
             module.forward = _EmbeddingForward(module)

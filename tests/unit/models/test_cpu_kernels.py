@@ -64,6 +64,21 @@ def test_speed_of_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     assert set(threads) == {1}
 
 
+@served
+def test_speed_of_bfloat16_is_that_of_decodings_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str] = []
+
+    def watched(name: str) -> Callable[..., Tensor]:
+        plain = getattr(cpu_kernels, name)
+        return lambda *args, **kwargs: (used.append(name), plain(*args, **kwargs))[1]
+
+    for name in ("multiply", "multiply_rows"):
+        monkeypatch.setattr(cpu_kernels, name, watched(name))
+    monkeypatch.setattr(cpu_kernels, "_FACTORS", 1)
+    cpu_kernels.bfloat16_speeds.__wrapped__(64, 64)
+    assert set(used) == {"multiply", "multiply_rows"}
+
+
 class Step:
     """A decoding step of one layer over random numbers."""
 
@@ -504,7 +519,7 @@ class TestMaking:
 
     def test_another_processor_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cpu_kernels, "_SETS", (cpu_kernels._AVX2,))
-        monkeypatch.setattr(cpu_kernels, "_processor_flags", lambda: frozenset({"avx", "avx2"}))
+        monkeypatch.setattr(cpu_kernels, "processor_flags", lambda: frozenset({"avx", "avx2"}))
         assert cpu_kernels.missing() == "the processor lacks fma"
 
     @pytest.mark.parametrize(
@@ -516,12 +531,16 @@ class TestMaking:
                 "fma avx512f avx512bw avx512vl avx512dq avx512_bf16",
             ),
             (
-                "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
+                "GenuineIntel avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16",
+                "fma avx512f avx512bw avx512vl avx512dq avx512_bf16 GenuineIntel",
+            ),
+            (
+                "GenuineIntel avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
                 "fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile amx_bf16",
             ),
         ],
     )
     def test_the_processors_instructions_are_used(self, flags: str, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cpu_kernels, "_SETS", EVERY_SET)
-        monkeypatch.setattr(cpu_kernels, "_processor_flags", lambda: frozenset(flags.split()))
+        monkeypatch.setattr(cpu_kernels, "processor_flags", lambda: frozenset(flags.split()))
         assert cpu_kernels._instructions() == tuple(used.split())

@@ -23,7 +23,7 @@ from magicrl.models.attention import ScoreRules, attend_rows
 from magicrl.models.linear import LinearForward, linear_product, use_gradient_sums
 from magicrl.models.loading import load_policy
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.models.products import is_emulated
+from magicrl.models.products import is_widened
 from magicrl.records import TrainBatch
 from magicrl.rollout.engine_settings import EngineSettings
 from magicrl.rollout.in_process import InProcessEngine
@@ -38,7 +38,7 @@ BF16 = torch.bfloat16
 def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behave as on a processor without bfloat16 products, whatever this one has."""
     for module in (products, linear):
-        monkeypatch.setattr(module, "emulates_bfloat16", lambda: True)
+        monkeypatch.setattr(module, "widens_bfloat16", lambda: True)
     monkeypatch.setattr(cpu_kernels, "library", lambda: None)
 
 
@@ -88,12 +88,28 @@ def test_a_linear_layer_rounds_once_forward_and_backward() -> None:
         assert ((ours.double() - right).abs() <= right.abs() * 2**-8 + 1e-6).all()
 
 
-def test_only_bfloat16_on_a_cpu_is_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_bfloat16_on_a_cpu_is_widened(monkeypatch: pytest.MonkeyPatch) -> None:
     for emulates in (True, False):
-        monkeypatch.setattr(products, "emulates_bfloat16", lambda emulates=emulates: emulates)
-        assert is_emulated(torch.ones(1, dtype=BF16)) == emulates
-        assert not is_emulated(torch.ones(1))
-        assert not is_emulated(torch.ones(1, dtype=BF16, device="meta"))
+        monkeypatch.setattr(products, "widens_bfloat16", lambda emulates=emulates: emulates)
+        assert is_widened(torch.ones(1, dtype=BF16)) == emulates
+        assert not is_widened(torch.ones(1))
+        assert not is_widened(torch.ones(1, dtype=BF16, device="meta"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "widens"),
+    [
+        ("GenuineIntel avx512f", False),
+        ("GenuineIntel avx512f avx512_bf16", True),
+        ("GenuineIntel avx512f avx512_bf16 amx_bf16", False),
+        ("AuthenticAMD avx512f avx512_bf16", False),
+    ],
+)
+def test_intels_slow_instruction_is_not_used(monkeypatch: pytest.MonkeyPatch, flags: str, widens: bool) -> None:
+    monkeypatch.setattr(products, "processor_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    assert products.widens_bfloat16.__wrapped__() == widens
 
 
 @pytest.mark.usefixtures("emulating")
@@ -120,7 +136,7 @@ CONFIGS = {"fused": LlamaConfig(**SIZES), "biased": Qwen3Config(**SIZES, head_di
 
 @pytest.mark.usefixtures("emulating")
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_no_product_of_learner_and_engine_is_emulated(kind: str) -> None:
+def test_no_product_of_learner_and_engine_is_widened(kind: str) -> None:
     settings = LearnerSettings(
         algorithm=AlgorithmConfig(), optimizer=OptimizerConfig(), model=ModelConfig(dtype="bfloat16")
     )

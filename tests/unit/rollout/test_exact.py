@@ -223,7 +223,7 @@ def test_the_learner_multiplies_as_the_sampler_does(
     if not multiplies_exactly(torch.zeros(32, 32, dtype=dtype)):
         pytest.skip(f"torch multiplies {dtype} on this processor")
     model = model_of(kind, dtype, 0)
-    monkeypatch.setattr("magicrl.models.products.emulates_bfloat16", lambda: True)
+    monkeypatch.setattr("magicrl.models.products.widens_bfloat16", lambda: True)
     use_gradient_sums(model)  # as in a model that was loaded on such a CPU
     monkeypatch.undo()
     scorer = PolicyScorer(model, ModelConfig(exact=True), valid_vocab=WORDS)

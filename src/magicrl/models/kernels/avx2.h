@@ -149,9 +149,11 @@ void store(T* to, Floats x, Mask some) {
 
 inline __m256 even_of(__m256i pairs) { return (__m256)_mm256_slli_epi32(pairs, 16); }
 inline __m256 odd_of(__m256i pairs) { return (__m256)_mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000))); }
+inline Floats even_of(Bits pairs) { return {even_of(pairs.low), even_of(pairs.high)}; }
+inline Floats odd_of(Bits pairs) { return {odd_of(pairs.low), odd_of(pairs.high)}; }
+constexpr bool WIDENS = true;
 inline Floats add_pairs(Floats sum, Bits a, Bits b) {
-  sum = fma({odd_of(a.low), odd_of(a.high)}, {odd_of(b.low), odd_of(b.high)}, sum);
-  return fma({even_of(a.low), even_of(a.high)}, {even_of(b.low), even_of(b.high)}, sum);
+  return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), sum));
 }
 inline Bits pairs_of(Floats even, Floats odd) {
   const Bits first = rounded_to_bf16(even), second = rounded_to_bf16(odd);

@@ -56,7 +56,17 @@ inline One fma_one(One a, One b, One c) { return _mm512_fmadd_ps(a, b, c); }
 inline __m256 eight_of(One x) { return _mm512_castps512_ps256(x) + _mm512_extractf32x8_ps(x, 1); }  // sums of two each
 
 // `sum` plus the products of pairs of bfloat16 numbers
+inline Floats even_of(Bits pairs) { return as_floats(_mm512_slli_epi32(pairs, 16)); }
+inline Floats odd_of(Bits pairs) { return as_floats(_mm512_and_si512(pairs, all_bits(0xffff0000))); }
+#ifdef SLOW_PAIRS  // Intel's instruction for it takes as long as four of float32
+constexpr bool WIDENS = true;
+inline Floats add_pairs(Floats sum, Bits a, Bits b) {
+  return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), sum));
+}
+#else
+constexpr bool WIDENS = false;
 inline Floats add_pairs(Floats sum, Bits a, Bits b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+#endif
 inline Bits pairs_of(Floats even, Floats odd) {
   const auto words = [](Floats x) { return _mm512_cvtepu16_epi32(rounded_to_bf16(x)); };
   return _mm512_or_si512(words(even), _mm512_slli_epi32(words(odd), 16));

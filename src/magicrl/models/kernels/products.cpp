@@ -159,6 +159,8 @@ void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf1
     multiply_on_tiles(out, (const uint32_t*)x, weight, bias, residual, rows, pairs, columns, threads);
     return;
   }
+  std::vector<float> wide(WIDENS ? rows * 2 * pairs : 0);  // x, for all columns
+  for (size_t i = 0; i < wide.size(); i += 16) store(&wide[i], load(x + i));
   const int64_t blocks = (rows + MOST - 1) / MOST;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
   for (int64_t at = 0; at < columns; at += COLUMNS)
@@ -166,9 +168,15 @@ void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf1
       // blocks of nearly the same size
       const int64_t row = block * rows / blocks, some = (block + 1) * rows / blocks - row;
       alignas(64) float sums[MOST * COLUMNS];
-      for (int part = 0; part < COLUMNS; part += 16 * VECTORS)
-        few_rows<MOST, VECTORS>(sums + part, COLUMNS, (const uint32_t*)x + row * pairs, pairs,
-                                weight + at * pairs + part, COLUMNS, int(some), int(pairs), false);
+      for (int part = 0; part < COLUMNS; part += 16 * VECTORS) {
+        const uint32_t* words = weight + at * pairs + part;
+        if constexpr (WIDENS)
+          few_rows<MOST, VECTORS>(sums + part, COLUMNS, &wide[row * 2 * pairs], 2 * pairs, words, COLUMNS, int(some),
+                                  int(pairs), false);
+        else
+          few_rows<MOST, VECTORS>(sums + part, COLUMNS, (const uint32_t*)x + row * pairs, pairs, words, COLUMNS,
+                                  int(some), int(pairs), false);
+      }
       const int64_t place = row * columns + at;
       finished(out + place, columns, sums, int(some), columns - at, bias ? bias + at : nullptr,
                residual ? residual + place : nullptr);

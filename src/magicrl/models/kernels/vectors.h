@@ -53,10 +53,16 @@ void turned(uint32_t* to, int64_t to_row, const T* from, int64_t row, int count,
   }
 }
 
+// `sum` plus the products of 16 pairs and a pair of a row: a word, or two float32 numbers.
+inline Floats add_pair(Floats sum, Bits b, const uint32_t* row, int pair) { return add_pairs(sum, b, all_bits(row[pair])); }
+inline Floats add_pair(Floats sum, Bits b, const float* row, int pair) {
+  return fma(even_of(b), all(row[2 * pair]), fma(odd_of(b), all(row[2 * pair + 1]), sum));
+}
+
 // c = a b, or c += a b, of float32 [M, 16 J]. Words are pairs of what is summed over: `a` has a row of them for each row
-// of c, `b` a row for each pair.
-template <int M, int J>
-inline void tile(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row, int pairs,
+// of c, which may be widened to float32, `b` a row for each pair.
+template <int M, int J, class T>
+inline void tile(float* c, int64_t c_row, const T* a, int64_t a_row, const uint32_t* b, int64_t b_row, int pairs,
                  bool add) {
   Floats sum[M][J];
   for (int m = 0; m < M; ++m)
@@ -64,18 +70,16 @@ inline void tile(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, cons
   for (int pair = 0; pair < pairs; ++pair) {
     Bits right[J];
     for (int j = 0; j < J; ++j) right[j] = load_bits(b + pair * b_row + 16 * j);
-    for (int m = 0; m < M; ++m) {
-      const Bits left = all_bits(a[m * a_row + pair]);
-      for (int j = 0; j < J; ++j) sum[m][j] = add_pairs(sum[m][j], right[j], left);
-    }
+    for (int m = 0; m < M; ++m)
+      for (int j = 0; j < J; ++j) sum[m][j] = add_pair(sum[m][j], right[j], a + m * a_row, pair);
   }
   for (int m = 0; m < M; ++m)
     for (int j = 0; j < J; ++j) store(c + m * c_row + 16 * j, sum[m][j]);
 }
 
 // The same for `rows` from 1 to M.
-template <int M, int J>
-inline void few_rows(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
+template <int M, int J, class T>
+inline void few_rows(float* c, int64_t c_row, const T* a, int64_t a_row, const uint32_t* b, int64_t b_row,
                      int rows, int pairs, bool add) {
   if (rows == M)
     tile<M, J>(c, c_row, a, a_row, b, b_row, pairs, add);
