@@ -53,7 +53,7 @@ from magicrl.models.kv_cache import DecodeAttention, Integers, KeyBlock, RowAtte
 from magicrl.models.linear import linear_product
 from magicrl.models.memory_efficient import is_silu, rms_norm, signed
 from magicrl.models.packing import AttentionContext
-from magicrl.models.products import float32_product
+from magicrl.models.products import float32_product, widens_bfloat16
 
 # Model classes, and whether the stored norm weight is the factor itself (Gemma stores the factor minus 1).
 _KNOWN = {
@@ -73,9 +73,8 @@ def packs_weights(weight: Tensor) -> bool:
     return (
         weight.dtype == torch.bfloat16
         and weight.device.type == "cpu"
-        and torch.backends.mkldnn.is_available()
+        and not widens_bfloat16()
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     )
 
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from magicrl.config.algorithm_schema import AlgorithmConfig
 from magicrl.config.model_schema import ModelConfig, OptimizerConfig
-from magicrl.models import cpu_kernels, linear, products
+from magicrl.models import cpu_kernels, decoding, linear, products
 from magicrl.models.attention import ScoreRules, attend_rows
 from magicrl.models.linear import LinearForward, linear_product, use_gradient_sums
 from magicrl.models.loading import load_policy
@@ -37,7 +37,7 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
     """Behave as on a processor without bfloat16 products, whatever this one has."""
-    for module in (products, linear):
+    for module in (products, linear, decoding):
         monkeypatch.setattr(module, "widens_bfloat16", lambda: True)
     monkeypatch.setattr(cpu_kernels, "library", lambda: None)
 
@@ -45,7 +45,7 @@ def emulating(monkeypatch: pytest.MonkeyPatch) -> None:
 class Products(TorchDispatchMode):
     """Counts torch's operators that multiply bfloat16 matrices."""
 
-    NAMES = ("mm", "addmm", "bmm", "baddbmm", "linear", "_scaled_dot_product", "scaled_dot_product")
+    NAMES = (*("mm", "addmm", "bmm", "baddbmm", "linear", "_linear"), "_scaled_dot_product", "scaled_dot_product")
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ CONFIGS = {"fused": LlamaConfig(**SIZES), "biased": Qwen3Config(**SIZES, head_di
 
 @pytest.mark.usefixtures("emulating")
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_no_product_of_learner_and_engine_is_widened(kind: str) -> None:
+def test_every_product_of_learner_and_engine_is_widened(kind: str) -> None:
     settings = LearnerSettings(
         algorithm=AlgorithmConfig(), optimizer=OptimizerConfig(), model=ModelConfig(dtype="bfloat16")
     )
