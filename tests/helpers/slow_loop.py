@@ -347,7 +347,8 @@ class SlowLoop:
         for group in kept:
             for response in group.judged:
                 response.old = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)[0]
-                if self.recipe["reference"]["mode"] != "none" and self.now.get("kl_coefficient") != 0:
+                mode = self.recipe["reference"]["mode"]
+                if mode == "monitor" or (mode == "loss" and self.now.get("kl_coefficient") != 0):
                     response.ref = self.policy.score(self.policy.start, group.prompt, response.tokens, self.tau)[0]
 
     # -------------------------------------------------------------------------------------------------- metrics

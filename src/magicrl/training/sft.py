@@ -509,7 +509,14 @@ def encoded_solutions(phase: SftPhaseConfig, policy: LoadedModel, number: int = 
         if not encoder.fits(problem):
             continue
         prompt = encoder.encode(problem)
-        responses = (encoder.encode_response(as_response(text, problem, reasoning=reasoning)) for text in texts)
+        try:
+            responses = [encoder.encode_response(as_response(text, problem, reasoning=reasoning)) for text in texts]
+        except ValueError as error:
+            reason = str(error).removeprefix("response: ")
+            raise ValueError(
+                f"phases.{number}.data: problem {problem.id!r}: its worked solution, with the boxed answer that is "
+                f"added where it has none: {reason}"
+            ) from None
         samples = [supervised_sample(prompt, response, 0) for response in responses]
         fitting = tuple(sample for sample in samples if len(sample) <= policy.max_context)
         if fitting:

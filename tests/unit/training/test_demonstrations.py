@@ -13,10 +13,11 @@ from pydantic import ValidationError
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.model_schema import TinyModelConfig
 from magicrl.config.sft_schema import SftConfig
-from magicrl.models.loading import LoadedModel, load_policy
+from magicrl.models.loading import LoadedModel, describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
-from magicrl.models.small_models import make_miniature
+from magicrl.models.small_models import make_miniature, make_tiny
 from magicrl.records import Problem
 from magicrl.training import sft
 from magicrl.training.sft import as_response, demonstrations, recipe_hash, run_sft, trial_batches
@@ -112,6 +113,14 @@ def test_solutions_take_turns(folder: Path) -> None:
         "so \\boxed{4}\n</think>\n\nThe answer is \\boxed{4}.": 2,
         "two and two\n</think>\n\nThe answer is \\boxed{4}.": 2,
     }
+
+
+def test_a_solution_outside_the_vocabulary_is_named(folder: Path) -> None:
+    write(folder, [{"problem": "1 + 1", "answer": "2", "solution": "1 + 1 2"}])
+    tiny = make_tiny(TinyModelConfig(hidden_size=16, intermediate_size=16), ["1", "+", "2"], 0)
+    config, policy = recipe(folder, "phases.0.holdout=0"), describe_policy(*tiny, folder="tiny")
+    with pytest.raises(ValueError, match=r"phases\.0\.data: problem 'solved-0': its worked solution.*know \['The'"):
+        shown(config, policy)
 
 
 @pytest.mark.parametrize(

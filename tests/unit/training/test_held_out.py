@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from magicrl.records import Completion, Episode, FinishReason, Message, Outcome,
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.curriculum import Validation, held_out_test
 from magicrl.training.protocols import TrainingStopped
+from magicrl.training.session import Session
 
 RIGHT = Verdict(outcome=Outcome.CORRECT, status="matched")
 JUDGE: Any = None
@@ -89,6 +91,18 @@ def test_the_best_step_of_graded_rewards_is_that_of_the_highest_mean() -> None:
         assert values["validation/reward/mean"] == score
         assert values["validation/accuracy/mean"] == float(outcome is Outcome.CORRECT)
     assert validation.best == (2, 0.9)
+
+
+def test_a_test_whose_greedy_episodes_are_all_truncated_is_reported() -> None:
+    """A truncated episode has no reward, so only the other temperature has graded rewards."""
+    cut = response(Verdict(outcome=Outcome.WRONG, status="wrong"), finish_reason=FinishReason.LENGTH)
+    half = response(Verdict(outcome=Outcome.WRONG, status="graded", score=0.5))
+    found = measured(Scripted(cut), temperatures=(0.0,))
+    found["temperatures"] |= measured(Scripted(half), temperatures=(1.0,), samples=1, pass_at=())["temperatures"]
+    told: list[str] = []
+    session: Any = SimpleNamespace(_event_once=lambda _kind, message: told.append(message))
+    Session._report_evaluation(session, "before", found)
+    assert told == ["sums before training: mean reward 0.000 at temperature 0, 0.500 at temperature 1"]
 
 
 FAILED = Verdict(outcome=Outcome.NOT_JUDGED, status="infrastructure_error", reason="status 503")
