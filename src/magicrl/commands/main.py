@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shlex
@@ -133,6 +135,8 @@ def main(command: App | None = None) -> None:
         words = sys.argv[1:]
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
         status = command(result_action="return_value", print_error=False, exit_on_error=False)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()  # an output that cannot be written is an error of the command
     except CycloptsError as error:
         print_prose(errors, usage_error(error))
         sys.exit(2)
@@ -155,7 +159,11 @@ def main(command: App | None = None) -> None:
             errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            text += "; free disk space and run the same command again"
+            text = f"standard output: {error.strerror}" if not error.filename and _cannot_be_written() else text
+            resumes = " with --resume" * (sys.argv[1:2] == ["train"])
+            text += f"; free disk space and run the same command again{resumes}"
+        if isinstance(error, OSError) and error.errno == errno.EROFS:
+            text += "; name a place that can be written"
         try:
             here = str(Path.cwd())
         except FileNotFoundError:
@@ -174,6 +182,16 @@ def main(command: App | None = None) -> None:
         unusable = isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
         sys.exit(2 if isinstance(error, RecipeError) or (unusable and not frames) else 1)
     sys.exit(status or 0)
+
+
+def _cannot_be_written() -> bool:
+    """Return whether standard output cannot be written. Its unwritten text is then dropped, or the exit would fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _print_stopped(errors: Console, why: str) -> None:

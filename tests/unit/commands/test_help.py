@@ -153,6 +153,27 @@ def test_a_full_disk_is_failed_work_with_its_remedy(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err == wanted
 
 
+def test_an_output_on_a_full_disk_or_a_read_only_one_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "magicrl", "recipes", "tiny"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    wanted = "magicrl: standard output: No space left on device; free disk space and run the same command again\n"
+    assert (done.returncode, done.stderr) == (1, wanted)
+    with pytest.raises(SystemExit):
+        main(Mock(side_effect=OSError(errno.EROFS, "Read-only file system", "a")))
+    assert capfd.readouterr().err == "magicrl: a: Read-only file system; name a place that can be written\n"
+
+
+def test_a_run_on_a_full_disk_continues_with_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["magicrl", "train", "tiny"])
+    with pytest.raises(SystemExit):
+        main(Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "a")))
+    assert capsys.readouterr().err.endswith("run the same command again with --resume\n")
+
+
 def test_an_error_shows_characters_that_a_terminal_would_act_on(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -342,6 +342,8 @@ def test_from_python_a_recipe_comes_back_and_train_takes_it(
     assert not (tmp_path / "run.toml").exists(), "nothing is written without an output"
     assert recipe["run"]["name"].startswith("toy-given-"), "the model and the data"
     assert recipe["run"]["expected_minutes"] > 0
+    short = magicrl.init(toy, rows, minutes=0.01, progress=False)
+    assert short["run"]["expected_minutes"] == 0.1, "zero is refused"
     assert load_train_recipe(recipe).start.model == str(toy)
     short = {"stages": [recipe["stages"][0] | {"max_steps": 1}], "run.threads": 1, "evaluation.samples": 1}
     run = magicrl.train(recipe, settings=short, output=tmp_path / "out", progress=False)
