@@ -135,12 +135,11 @@ def test_an_output_may_be_a_link_or_a_pipe_and_remains_one(tmp_path: Path) -> No
     os.close(reader)
 
 
-def test_a_pipe_as_input_is_refused_and_leaves_the_output(tmp_path: Path) -> None:
+def test_an_input_that_is_no_file_is_refused_and_leaves_the_output(tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("earlier verdicts")
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="pipe is no file, and is read twice; write its lines to a file first"):
-        verify_file(tmp_path / "pipe", output, verifier="exact", workers=1)
+    with pytest.raises(ValueError, match="/dev/null is no file, and is read twice; write its lines to a file first"):
+        verify_file(Path("/dev/null"), output, verifier="exact", workers=1)  # a pipe would wait for its writer
     assert output.read_text() == "earlier verdicts"
 
 

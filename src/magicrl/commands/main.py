@@ -151,17 +151,19 @@ def main(command: App | None = None) -> None:
             _print_stopped(errors, "stopped, since the program that reads the output has ended")
             raise
         frames = custom_frames(error)
-        expected = isinstance(error, ValueError | FloatingPointError | RuntimeError | OSError)
+        expected = isinstance(error, ValueError | FloatingPointError | RuntimeError | OSError | MemoryError)
         if not expected and not frames:
             raise  # a bug of magicrl, or the command line's own exit
         # The message of an expected failure explains it. A traceback would hide the message.
         if os.environ.get("MAGICRL_TRACEBACK"):
             errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        again = "run the same command again" + " with --resume" * (sys.argv[1:2] == ["train"])
+        if isinstance(error, MemoryError):
+            text = f"out of memory: {text or 'an allocation failed'}; free memory, or raise its limit, and {again}"
         if isinstance(error, OSError) and error.errno in NO_ROOM:
             text = f"standard output: {error.strerror}" if not error.filename and _cannot_be_written() else text
-            resumes = " with --resume" * (sys.argv[1:2] == ["train"])
-            text += f"; free disk space and run the same command again{resumes}"
+            text += f"; free disk space and {again}"
         if isinstance(error, OSError) and error.errno == errno.EROFS:
             text += "; name a place that can be written"
         try:
@@ -223,7 +225,10 @@ def custom_frames(error: BaseException) -> list[traceback.FrameSummary]:
     frames and not among those returned.
     """
     own = tuple(str(Path(package.__file__ or "").parent) for package in (magicrl, magicrl_verifiers))
+    # Frames of Cython have names without a folder: pyarrow/table.pxi
     others = (*own, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<")
     frames = traceback.extract_tb(error.__traceback__)
     first = next((place for place, frame in enumerate(frames) if frame.filename.startswith(own)), len(frames))
-    return [frame for frame in frames[first:] if not frame.filename.startswith(others)]
+    compiled = (".pyx", ".pxi")
+    found = (frame for frame in frames[first:] if not frame.filename.endswith(compiled))
+    return [frame for frame in found if not frame.filename.startswith(others)]

@@ -193,15 +193,11 @@ class ServedTrainer:
         path.parent.mkdir(parents=True, exist_ok=True)
         writing = path.with_name(f".{path.name}.writing")
         tensors = {name: value.cpu().contiguous() for name, value in state.items()}
-        try:
-            with named_errors(path):
-                save_file(tensors, writing, {_HEADER: json.dumps(header)})
-                with writing.open("rb") as file:
-                    os.fsync(file.fileno())
-            writing.replace(path)
-        except BaseException:  # e.g. a full disk, which half a checkpoint would keep full
-            writing.unlink(missing_ok=True)
-            raise
+        with named_errors(path):
+            save_file(tensors, writing, {_HEADER: json.dumps(header)})
+            with writing.open("rb") as file:
+                os.fsync(file.fileno())
+        writing.replace(path)
         self.unsaved = False
 
     def restore(self, path: Path, *, optimizer: bool) -> None:

@@ -11,13 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from cyclopts import App, CoercionError
 from rich.console import Console
 
-from magicrl.commands.main import COMMANDS, app, main, make_app
+import magicrl
+from magicrl.commands.main import COMMANDS, app, custom_frames, main, make_app
 
 
 def leaves(command: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -163,6 +165,22 @@ def test_an_output_on_a_full_disk_or_a_read_only_one_is_named(capfd: pytest.Capt
     with pytest.raises(SystemExit):
         main(Mock(side_effect=OSError(errno.EROFS, "Read-only file system", "a")))
     assert capfd.readouterr().err == "magicrl: a: Read-only file system; name a place that can be written\n"
+
+
+def test_no_memory_is_failed_work_and_compiled_code_is_not_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+    inside: dict[str, Any] = {}
+    place = Path(magicrl.__file__).with_name("reads.py")  # as if magicrl called pyarrow
+    exec(compile("import pyarrow\ndef reads(): pyarrow.array([1, 'a'])", place, "exec"), inside)
+    with pytest.raises(ValueError, match="convert") as found:
+        inside["reads"]()
+    assert any(str(frame.path).endswith(".pxi") for frame in found.traceback)
+    assert custom_frames(found.value) == []
+    with pytest.raises(SystemExit) as ended:
+        main(Mock(side_effect=MemoryError("malloc of size 64 failed")))
+    wanted = (
+        "magicrl: out of memory: malloc of size 64 failed; free memory, or raise its limit, and run the same command"
+    )
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"{wanted} again\n")
 
 
 def test_a_run_on_a_full_disk_continues_with_resume(
