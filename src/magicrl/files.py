@@ -32,16 +32,31 @@ def named_errors(path: Path) -> Generator[None]:
         raise OSError(number, os.strerror(number), str(path)) from error
 
 
+def unwritable(folder: Path, error: OSError) -> Exception:
+    """Return the error of an output that cannot be written. A full disk is failed work, not a wrong command line."""
+    if error.errno in NO_ROOM:
+        return error
+    return ValueError(f"{folder} cannot be written: {error}; choose another --output")
+
+
 @contextmanager
 def whole_file(path: Path) -> Generator[BinaryIO]:
-    """Open a temporary file for writing that replaces ``path`` at the end of the block, unless the block fails."""
-    writing = path.with_name(f".{path.name}.writing")
+    """Open a temporary file for writing that replaces ``path`` at the end of the block, unless the block fails.
+
+    A link remains: the file that it names is replaced. A device or pipe, such as /dev/null, is written in its place.
+    """
+    if path.exists() and not path.is_file():
+        with named_errors(path), path.open("wb") as file:
+            yield file
+        return
+    target = Path(os.path.realpath(path))
+    writing = target.with_name(f".{target.name}.writing")
     try:
         with named_errors(path), writing.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # else a power cut may leave an empty file under the name
-        writing.replace(path)
+        writing.replace(target)
     except BaseException:
         writing.unlink(missing_ok=True)
         raise
@@ -77,6 +92,7 @@ def only_writer(folder: Path, *, wait: bool) -> Generator[Callable[[], None]]:
 
     Raises:
         ValueError: another process holds it, and ``wait`` is False; or the folder cannot be written.
+        OSError: the disk is full.
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"{folder} is a file, not a folder; choose another --output")
@@ -84,7 +100,7 @@ def only_writer(folder: Path, *, wait: bool) -> Generator[Callable[[], None]]:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise ValueError(f"{folder} cannot be written: {error}; choose another --output") from None
+        raise unwritable(folder, error) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,6 +8,7 @@ import resource
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -49,6 +50,18 @@ def test_an_error_of_a_full_disk_names_the_file(
         assert found.value is other
 
 
+def test_a_link_or_a_pipe_remains_one(tmp_path: Path) -> None:
+    link, pipe = tmp_path / "link", tmp_path / "pipe"
+    link.symlink_to("target")
+    os.mkfifo(pipe)  # as root, /dev/null and /dev/stdout would be replaced likewise
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (link, pipe):
+        write_atomically(path, "new")
+    assert (link.readlink(), (tmp_path / "target").read_text()) == (Path("target"), "new")
+    assert (pipe.is_fifo(), os.read(reader, 10)) == (True, b"new")
+    os.close(reader)
+
+
 def test_a_checksum_is_of_the_names_too(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b")]
     found: list[str] = []
@@ -69,6 +82,8 @@ def test_the_holder_of_a_folder_is_named(tmp_path: Path) -> None:
             pass
     with only_writer(tmp_path, wait=False):
         pass
+    with patch("os.open", side_effect=OSError(errno.ENOSPC, "full", "a")), pytest.raises(OSError, match="full"):
+        only_writer(tmp_path, wait=False).__enter__()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # as on a full disk
     try:

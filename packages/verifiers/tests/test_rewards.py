@@ -129,6 +129,9 @@ def forgets(problem, response):
 def infinite(problem, response):
     return float("inf")
 
+def huge(problem, response):
+    return 1e300
+
 number = 3
 """
 
@@ -243,6 +246,7 @@ def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
         ("interrupted_scores", "KeyboardInterrupt:  (mine.py, line "),
         ("forgets", "must be a number, got None"),
         ("infinite", "must be finite"),
+        ("huge", "must be within 1e+30 of 0, got 1e+300; scale it"),
         ("short_list", "must return 2 scores, got 1"),
         ("too_long", "no score within 0.1 s"),
     ],

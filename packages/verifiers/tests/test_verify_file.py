@@ -121,6 +121,28 @@ def test_an_output_that_is_the_input(tmp_path: Path) -> None:
     assert left.read_text() == source.read_text()
 
 
+def test_an_output_may_be_a_link_or_a_pipe_and_remains_one(tmp_path: Path) -> None:
+    source = write_lines(tmp_path / "in.jsonl", [{"reference": "5", "response": "5"}])
+    link, pipe = tmp_path / "link.jsonl", tmp_path / "pipe"
+    link.symlink_to("out.jsonl")
+    os.mkfifo(pipe)  # /dev/null and /dev/stdout would be replaced likewise
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for output in (link, pipe):
+        verify_file(source, output, verifier="exact", workers=1)
+    written = (tmp_path / "out.jsonl").read_bytes()
+    assert (link.is_symlink(), os.read(reader, 1000), written.count(b"\n")) == (True, written, 1)
+    assert pipe.is_fifo()
+    os.close(reader)
+
+
+def test_an_input_that_is_no_file_is_refused_and_leaves_the_output(tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("earlier verdicts")
+    with pytest.raises(ValueError, match="/dev/null is no file, and is read twice; write its lines to a file first"):
+        verify_file(Path("/dev/null"), output, verifier="exact", workers=1)  # a pipe would wait for its writer
+    assert output.read_text() == "earlier verdicts"
+
+
 def test_a_folder_as_output_is_refused_before_anything_is_judged(tmp_path: Path) -> None:
     source = write_lines(tmp_path / "in.jsonl", [{"reference": "5", "response": "5"}])
     (tmp_path / "out").mkdir()

@@ -17,6 +17,7 @@ from rich.table import Table
 from magicrl.commands.options import Flag, Overrides, Several
 from magicrl.commands.tables import listing
 from magicrl.config.errors import RecipeError
+from magicrl.files import write_atomically
 from magicrl.reporting.wording import visible
 from magicrl_verifiers.progress import ProgressLines
 
@@ -275,7 +276,7 @@ def _run_alone(tree: dict[str, Any], overrides: Sequence[str], output: Path) -> 
 
     output.mkdir(parents=True, exist_ok=True)
     written = output / "asked.toml"
-    written.write_text(tomli_w.dumps({"name": output.name, **tree}))
+    write_atomically(written, tomli_w.dumps({"name": output.name, **tree}))
     return _run(load_pipeline(written, overrides), written, output, overrides)
 
 

@@ -29,6 +29,7 @@ from magicrl.config.paths import with_files
 from magicrl.config.sft_schema import SftPhaseConfig
 from magicrl.data.data_files import splits_of
 from magicrl.data.sources import Place, Quarantined, Recognised, load_problems, recognise
+from magicrl.files import write_atomically
 from magicrl.records import Problem
 from magicrl.registry import check, is_builtin
 from magicrl.reporting.wording import print_prose
@@ -470,10 +471,10 @@ def _write(
     if keep:
         output.parent.mkdir(parents=True, exist_ok=True)
         if solved is not None:
-            _start_file(output).write_text(start, encoding="utf-8")
+            write_atomically(_start_file(output), start)
             load_sft_recipe(_start_file(output))
             print_prose(console, f"{_start_file(output)}: supervised fine-tuning first, because {solved.why}")
-        output.write_text(text, encoding="utf-8")
+        write_atomically(output, text)
     # an invalid recipe must fail here, not when it is used
     load_train_recipe(output if keep else tomllib.loads(text))
     name = f"{output}: " if keep else "recipe: "

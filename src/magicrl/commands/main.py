@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
 import shlex
@@ -133,6 +135,8 @@ def main(command: App | None = None) -> None:
         words = sys.argv[1:]
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
         status = command(result_action="return_value", print_error=False, exit_on_error=False)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()  # an output that cannot be written is an error of the command
     except CycloptsError as error:
         print_prose(errors, usage_error(error))
         sys.exit(2)
@@ -147,15 +151,21 @@ def main(command: App | None = None) -> None:
             _print_stopped(errors, "stopped, since the program that reads the output has ended")
             raise
         frames = custom_frames(error)
-        expected = isinstance(error, ValueError | FloatingPointError | RuntimeError | OSError)
+        expected = isinstance(error, ValueError | FloatingPointError | RuntimeError | OSError | MemoryError)
         if not expected and not frames:
             raise  # a bug of magicrl, or the command line's own exit
         # The message of an expected failure explains it. A traceback would hide the message.
         if os.environ.get("MAGICRL_TRACEBACK"):
             errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        again = "run the same command again" + " with --resume" * (sys.argv[1:2] == ["train"])
+        if isinstance(error, MemoryError):
+            text = f"out of memory: {text or 'an allocation failed'}; free memory, or raise its limit, and {again}"
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            text += "; free disk space and run the same command again"
+            text = f"standard output: {error.strerror}" if not error.filename and _cannot_be_written() else text
+            text += f"; free disk space and {again}"
+        if isinstance(error, OSError) and error.errno == errno.EROFS:
+            text += "; name a place that can be written"
         try:
             here = str(Path.cwd())
         except FileNotFoundError:
@@ -174,6 +184,16 @@ def main(command: App | None = None) -> None:
         unusable = isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
         sys.exit(2 if isinstance(error, RecipeError) or (unusable and not frames) else 1)
     sys.exit(status or 0)
+
+
+def _cannot_be_written() -> bool:
+    """Return whether standard output cannot be written. Its unwritten text is then dropped, or the exit would fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _print_stopped(errors: Console, why: str) -> None:
@@ -205,7 +225,10 @@ def custom_frames(error: BaseException) -> list[traceback.FrameSummary]:
     frames and not among those returned.
     """
     own = tuple(str(Path(package.__file__ or "").parent) for package in (magicrl, magicrl_verifiers))
+    # Frames of Cython have names without a folder: pyarrow/table.pxi
     others = (*own, sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), "<")
     frames = traceback.extract_tb(error.__traceback__)
     first = next((place for place, frame in enumerate(frames) if frame.filename.startswith(own)), len(frames))
-    return [frame for frame in frames[first:] if not frame.filename.startswith(others)]
+    compiled = (".pyx", ".pxi")
+    found = (frame for frame in frames[first:] if not frame.filename.endswith(compiled))
+    return [frame for frame in found if not frame.filename.startswith(others)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from rich.console import Console
@@ -56,6 +57,9 @@ def serve(
         from magicrl.serving.server import TinkerServer
     except ImportError as error:
         raise RecipeError(str(error)) from None
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    if not os.access(checkpoints, os.W_OK):
+        raise RecipeError(f"--checkpoints {checkpoints} cannot be written; choose another folder")
     console = Console(emoji=False, highlight=False)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     name = name or model
@@ -77,4 +81,4 @@ def serve(
         web.run_app(server.app(), host=HOST, port=port, print=None)
     except OSError as error:
         raise ValueError(f"port {port} of {HOST} cannot be opened: {error.strerror}; choose another --port") from None
-    return 0
+    return int(server.unsaved)

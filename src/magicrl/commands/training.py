@@ -319,7 +319,7 @@ def watched(made: Prepared, observer: AbstractContextManager[RunObserver]) -> Ge
             yield Observers(shown, mirror)
     except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
         if (made.folder / "metrics.jsonl").exists():
-            with contextlib.suppress(ValueError):  # a full disk must not hide why the run stopped
+            with contextlib.suppress(ValueError, OSError):  # a full disk must not hide why the run stopped
                 page = write_run_page(made.folder)
                 shown.event({"kind": "report so far", "message": str(page)})
         raise

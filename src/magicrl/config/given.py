@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from magicrl.files import write_atomically
 from magicrl_verifiers.records import Problem
 from magicrl_verifiers.references import live, source_text
 
@@ -114,7 +115,7 @@ def data_file(data: Data) -> str:
     text = "".join(json.dumps(row, default=str) + "\n" for row in rows)
     path = Path("runs/data") / f"given-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    write_atomically(path, text)
     return str(path)
 
 

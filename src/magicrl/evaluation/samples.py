@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from magicrl.config.loader import leaves
-from magicrl.files import named_errors, only_writer, write_atomically
+from magicrl.files import named_errors, only_writer, unwritable, write_atomically
 from magicrl.records import Completion, FinishReason, Message, Outcome, Problem, Verdict, reward_earned
 
 
@@ -121,7 +121,7 @@ class SampleFile:
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             self._file = path.open("a", encoding="utf-8", newline="\n")
         except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
+            raise unwritable(path, error) from None
 
     def append(self, row: SampleRow) -> None:
         """Write one row. It is in the file when this returns, and on the disk after `close`."""
@@ -238,7 +238,7 @@ class EvaluationFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ValueError(f"{self.path} cannot be written: {error}; choose another --output") from None
+            raise unwritable(self.path, error) from None
         if not self._job.exists():
             lines = [json.dumps(_shown(problem), ensure_ascii=False) + "\n" for problem in problems]
             write_atomically(self._problems, "".join(lines))

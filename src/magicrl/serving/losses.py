@@ -85,7 +85,7 @@ def complete_config(name: str, given: Config) -> Config:
     """Return the config of a loss with its defaults.
 
     Raises:
-        ValueError: The loss is unknown, or a value is missing or unknown.
+        ValueError: The loss is unknown, or a value is missing, unknown or out of range.
     """
     if name not in LOSSES:
         raise ValueError(f"loss_fn {name!r} is not served; use one of {', '.join(LOSSES)}")
@@ -97,4 +97,6 @@ def complete_config(name: str, given: Config) -> Config:
     if len(complete) < len(whole):
         lacking = ", ".join(sorted(set(whole) - set(complete)))
         raise ValueError(f"loss_fn_config of {name!r} needs {lacking}: the API documents no default")
+    if not complete.get("clip_low_threshold", 1.0) <= 1 <= complete.get("clip_high_threshold", 1.0):
+        raise ValueError(f"loss_fn_config of {name!r} bounds the ratio, so that 1 is within; got {complete}")
     return complete

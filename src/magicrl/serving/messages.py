@@ -30,7 +30,11 @@ Datum: TypeAlias = tuple[NDArray[np.int64], Mapping[str, NDArray[Any]]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossRequest:
-    """A request of ``forward_backward``, or of ``forward``, which makes no gradient."""
+    """A request of ``forward_backward``, or of ``forward``, which makes no gradient.
+
+    Attributes:
+        wrong: Why its data cannot be read. It fails where it is run, so that the next step is refused.
+    """
 
     model_id: str
     seq_id: int
@@ -38,13 +42,14 @@ class LossRequest:
     loss: str
     config: Mapping[str, float]
     backward: bool
+    wrong: str = ""
 
 
 def read_loss_request(body: bytes) -> LossRequest:
     """Return the request in a message.
 
     Raises:
-        ValueError: It is not such a message, or holds something else than text and dense tensors.
+        ValueError: It is not such a message.
     """
     message = _public.ForwardBackwardRequest()
     try:
@@ -52,13 +57,20 @@ def read_loss_request(body: bytes) -> LossRequest:
     except _protobuf.DecodeError as error:
         raise ValueError(f"the request is not a ForwardBackwardRequest: {error}") from None
     config = {name: value.number for name, value in message.loss_fn_config_v2.items()} or message.loss_fn_config
+    data: list[Datum] = []
+    wrong = ""
+    try:
+        data += (_datum(index, datum) for index, datum in enumerate(message.data))
+    except ValueError as error:
+        wrong = str(error)
     return LossRequest(
         model_id=message.model_id,
         seq_id=message.seq_id,
-        data=[_datum(index, datum) for index, datum in enumerate(message.data)],
+        data=data,
         loss=message.loss_fn,
         config=dict(config),
         backward=not message.forward_only,
+        wrong=wrong,
     )
 
 
@@ -74,6 +86,8 @@ def _datum(index: int, datum: Any) -> Datum:
         if tensor.HasField("sparse_csr") or tensor.dtype not in _DTYPES:
             raise ValueError(f"datum {index}: {name} is sparse or bfloat16; send a dense float32 or int64 tensor")
         inputs[name] = np.frombuffer(tensor.dense, dtype=_DTYPES[tensor.dtype])
+        if name == "target_tokens" and tensor.dtype == _public.DTYPE_FLOAT32:
+            raise ValueError(f"datum {index}: target_tokens are floats; send int64")
         shape = list(tensor.shape) or [len(inputs[name])]
         if shape != [len(tokens)]:
             raise ValueError(

@@ -103,6 +103,8 @@ class Sampler:
         further += [key for key, off in (("top_k", -1), ("top_p", 1)) if params.get(key, off) != off]
         further += ["image or audio chunks"] * any(chunk.get("type") != "encoded_text" for chunk in chunks)
         stop = params.get("stop")
+        if stop == "" or (isinstance(stop, list) and "" in stop):
+            raise ValueError("stop has an empty text, which would end every sample at once; leave it out")
         if further or stop == []:
             raise ValueError(f"this server has no {', '.join(further or ['sampling past the end of text (stop=[])'])}")
         tokens = [token for chunk in chunks for token in chunk["tokens"]]

@@ -99,6 +99,11 @@ class TinkerServer:
         self._arrived = asyncio.Event()
         self._thread = ThreadPoolExecutor(1, "tinker")
 
+    @property
+    def unsaved(self) -> bool:
+        """Whether the model in training has steps that were not saved."""
+        return self._trainer is not None and self._trainer.unsaved
+
     def app(self) -> Any:
         """Return the aiohttp application."""
         app = web.Application(client_max_size=_LARGEST, middlewares=[self._errors])
@@ -147,7 +152,7 @@ class TinkerServer:
             return web.Response(status=400)
         except KeyError as error:
             return web.json_response({"detail": f"{request.path}: the request lacks {error}"}, status=400)
-        except ValueError as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:  # also of JSON of another form
             return web.json_response({"detail": str(error)}, status=400)
         except web.HTTPException as error:
             text = f"this server has no {request.method} {request.path}" if error.status == 404 else error.text

@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from magicrl.config.model_schema import AdamWConfig, DType, LoraConfig, ModelConfig
+from magicrl.files import named_errors
 from magicrl.models.loading import load_policy
 from magicrl.models.model_files import find_model, weights_fingerprint
 from magicrl.models.scorer import sample_to_score
@@ -104,6 +105,8 @@ class ServedTrainer:
         return loss_response(logprobs, {"loss:sum": total})
 
     def _accumulate(self, request: LossRequest) -> tuple[float, list[FloatArray]]:
+        if request.wrong:
+            raise ValueError(request.wrong)
         loss, config = request.loss, complete_config(request.loss, request.config)
         samples = [self._sample(index, datum, loss) for index, datum in enumerate(request.data)]
         if not samples:
@@ -165,8 +168,10 @@ class ServedTrainer:
                 raise ValueError(f"no step, since a forward_backward before it failed: {failure}")
             if not gradient:
                 raise ValueError("no step, since there was no forward_backward after the last one")
+            if wrong := [name for name, value in params.items() if not isinstance(value, int | float)]:
+                raise ValueError(f"no step: {wrong[0]} is {params[wrong[0]]!r}; send a finite number")  # a NaN is null
             norm, rate = optimizer.gradient_norm(), params["learning_rate"]
-            if not (math.isfinite(norm) and math.isfinite(rate)):
+            if not (math.isfinite(norm) and 0 <= rate < math.inf):
                 raise ValueError(f"no step: the gradient norm is {norm}, the learning rate {rate}")
             limit = params.get("grad_clip_norm", 0.0)
             settings = {name: params.get(name, default) for name, default in _ADAM.items()}
@@ -187,11 +192,11 @@ class ServedTrainer:
         header["base_weights"] = self._base
         path.parent.mkdir(parents=True, exist_ok=True)
         writing = path.with_name(f".{path.name}.writing")
-        save_file(
-            {name: value.cpu().contiguous() for name, value in state.items()}, writing, {_HEADER: json.dumps(header)}
-        )
-        with writing.open("rb") as file:
-            os.fsync(file.fileno())
+        tensors = {name: value.cpu().contiguous() for name, value in state.items()}
+        with named_errors(path):
+            save_file(tensors, writing, {_HEADER: json.dumps(header)})
+            with writing.open("rb") as file:
+                os.fsync(file.fileno())
         writing.replace(path)
         self.unsaved = False
 

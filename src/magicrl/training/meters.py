@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 
 from magicrl.config.schema import TrainConfig
+from magicrl.files import named_errors
 from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.hardware import peak_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
@@ -84,7 +85,7 @@ class StepClock:
             begin, end = max(span.begin, self.started), min(span.end, self.ended)
             if begin < end:
                 row(begin, end, worker=span.worker, what=span.what)
-        with path.open("a") as file:
+        with named_errors(path), path.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 

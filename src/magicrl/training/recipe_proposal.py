@@ -448,7 +448,7 @@ def propose(setting: Setting, look: Look, solved: Solved | None) -> tuple[str, N
         [
             "[run]",
             f"name = {_text(_name(setting.model, setting.data))}",
-            f"expected_minutes = {n.seconds / 60:.1f}",
+            f"expected_minutes = {max(0.1, n.seconds / 60):.1f}",
         ],
         ["[start]", f"sft = {_text(solved.recipe)}  # {solved.why}" if solved else f"model = {_text(setting.model)}"],
         _precision("[model]", setting.precision),

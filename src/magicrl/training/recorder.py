@@ -19,7 +19,7 @@ from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now
 from magicrl.evaluation.samples import differences
-from magicrl.files import write_atomically
+from magicrl.files import named_errors, unwritable, write_atomically
 from magicrl.models.model_files import find_model, weights_fingerprint
 from magicrl.records import StepMetrics
 from magicrl_verifiers.references import live_text
@@ -108,7 +108,7 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             write_atomically(path / "config.toml", _live_note(config) + to_toml(config, path.absolute()))
         except OSError as error:
-            raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
+            raise unwritable(path, error) from None
 
         # A resumed run keeps the hash of its checkpoints: settings that may change would change it.
         self.owner = str(self._facts()["config_hash"]) if self.resumed else config_hash(config)
@@ -370,7 +370,7 @@ def _check_same_objects(path: Path, config: TrainConfig) -> None:
 
 
 def _append(path: Path, row: Mapping[str, object]) -> None:
-    with path.open("a") as file:
+    with named_errors(path), path.open("a") as file:
         # JSON has no NaN, and other programs read these lines.
         file.write(json.dumps(row, allow_nan=False) + "\n")
 

@@ -11,13 +11,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from cyclopts import App, CoercionError
 from rich.console import Console
 
-from magicrl.commands.main import COMMANDS, app, main, make_app
+import magicrl
+from magicrl.commands.main import COMMANDS, app, custom_frames, main, make_app
 
 
 def leaves(command: App, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -151,6 +153,43 @@ def test_a_full_disk_is_failed_work_with_its_remedy(capsys: pytest.CaptureFixtur
     assert ended.value.code == 1
     wanted = "magicrl: runs/a/model: No space left on device; free disk space and run the same command again\n"
     assert capsys.readouterr().err == wanted
+
+
+def test_an_output_on_a_full_disk_or_a_read_only_one_is_named(capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-m", "magicrl", "recipes", "tiny"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    wanted = "magicrl: standard output: No space left on device; free disk space and run the same command again\n"
+    assert (done.returncode, done.stderr) == (1, wanted)
+    with pytest.raises(SystemExit):
+        main(Mock(side_effect=OSError(errno.EROFS, "Read-only file system", "a")))
+    assert capfd.readouterr().err == "magicrl: a: Read-only file system; name a place that can be written\n"
+
+
+def test_no_memory_is_failed_work_and_compiled_code_is_not_the_users(capsys: pytest.CaptureFixture[str]) -> None:
+    inside: dict[str, Any] = {}
+    place = Path(magicrl.__file__).with_name("reads.py")  # as if magicrl called pyarrow
+    exec(compile("import pyarrow\ndef reads(): pyarrow.array([1, 'a'])", place, "exec"), inside)
+    with pytest.raises(ValueError, match="convert") as found:
+        inside["reads"]()
+    assert any(str(frame.path).endswith(".pxi") for frame in found.traceback)
+    assert custom_frames(found.value) == []
+    with pytest.raises(SystemExit) as ended:
+        main(Mock(side_effect=MemoryError("malloc of size 64 failed")))
+    wanted = (
+        "magicrl: out of memory: malloc of size 64 failed; free memory, or raise its limit, and run the same command"
+    )
+    assert (ended.value.code, capsys.readouterr().err) == (1, f"{wanted} again\n")
+
+
+def test_a_run_on_a_full_disk_continues_with_resume(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["magicrl", "train", "tiny"])
+    with pytest.raises(SystemExit):
+        main(Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "a")))
+    assert capsys.readouterr().err.endswith("run the same command again with --resume\n")
 
 
 def test_an_error_shows_characters_that_a_terminal_would_act_on(

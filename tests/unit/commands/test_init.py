@@ -11,7 +11,7 @@ import re
 from itertools import islice, permutations
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -342,6 +342,10 @@ def test_from_python_a_recipe_comes_back_and_train_takes_it(
     assert not (tmp_path / "run.toml").exists(), "nothing is written without an output"
     assert recipe["run"]["name"].startswith("toy-given-"), "the model and the data"
     assert recipe["run"]["expected_minutes"] > 0
+    measured = Mock(side_effect=lambda *given, **more: numbers(*given, **more)._replace(seconds=1.0))
+    monkeypatch.setattr("magicrl.training.recipe_proposal.numbers", measured)
+    short_one = magicrl.init(toy, rows, minutes=1, progress=False)
+    assert short_one["run"]["expected_minutes"] == 0.1, "zero is refused"
     assert load_train_recipe(recipe).start.model == str(toy)
     short = {"stages": [recipe["stages"][0] | {"max_steps": 1}], "run.threads": 1, "evaluation.samples": 1}
     run = magicrl.train(recipe, settings=short, output=tmp_path / "out", progress=False)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import json
 import signal
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer
@@ -15,12 +18,14 @@ from magicrl.commands.dry_run import shrink
 from magicrl.commands.main import app, main
 from magicrl.commands.plan import planned
 from magicrl.commands.train import minutes_needed
-from magicrl.commands.training import warn_of_toy_recipe
+from magicrl.commands.training import warn_of_toy_recipe, watched
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.models.small_models import make_byte_tokenizer, make_miniature
 from magicrl.planning.planner import Options
+from magicrl.training.protocols import TrainingStopped
+from magicrl.training.recorder import NullObserver
 from magicrl_verifiers.progress import duration
 
 RECIPES = Path(__file__).resolve().parents[3] / "src" / "magicrl" / "recipes"
@@ -132,6 +137,17 @@ def test_any_text_is_read(tmp_path: Path) -> None:
 def _saved(folder: Path) -> object:
     make_byte_tokenizer(64).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
+
+
+def test_a_full_disk_does_not_hide_why_a_run_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").touch()
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device", "report.html"))
+    monkeypatch.setattr("magicrl.commands.training.write_run_page", full)
+    observer = nullcontext(NullObserver())
+    monkeypatch.setattr("magicrl.commands.training.TrackerMirror", Mock(return_value=observer))
+    with pytest.raises(TrainingStopped, match="no checkpoint"), watched(Mock(folder=tmp_path), observer):
+        raise TrainingStopped("no checkpoint")
+    full.assert_called_once()
 
 
 def test_a_toy_recipe_with_another_model_warns(caplog: pytest.LogCaptureFixture) -> None:

@@ -21,7 +21,7 @@ from magicrl.records import Outcome, Verdict
 from magicrl_verifiers.workers import WorkerRefusal
 
 CODE = """
-    import os, random, time
+    import os, random, subprocess, time
     import numpy
     from magicrl.environments.base import Step
 
@@ -53,6 +53,8 @@ CODE = """
                 return Step(observation="x" * 10**9)
             if text == "half":
                 return Step(observation="\\udce4.txt")
+            if text == "read":
+                return Step(observation=subprocess.run(["cat"], stdout=subprocess.PIPE).stdout.decode() + "end")
             if text == "number":
                 return Step(observation=7)
             if text == "numpy":
@@ -150,6 +152,11 @@ def test_what_fails_is_not_judged_and_the_others_go_on(
         Step(done=True, reward=1.6, metrics={"turns": 2.0}),
         Step(done=True, reward=(6 + 3 + len(bad) + 3) / 10, metrics={"turns": 2.0 + len(bad)}),
     ]
+
+
+def test_a_program_that_reads_standard_input_finds_its_end(pool: EnvironmentPool, code: Path) -> None:
+    play = pool.begin(problem("p", environment=f"{code}:Counter"))
+    assert pool.steps([(play, "read")]) == [Step(observation="end")]
 
 
 def test_an_environment_that_hangs_in_every_episode_stops_the_run(pool: EnvironmentPool, code: Path) -> None:

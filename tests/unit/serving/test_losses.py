@@ -69,6 +69,8 @@ def test_the_default_of_ppo_is_a_clip_of_a_fifth() -> None:
         ("ppo", {"beta": 1.0}, "loss_fn_config of 'ppo' has no beta; it has: clip_low_threshold, clip_high_threshold"),
         ("cross_entropy", {"beta": 1.0}, "loss_fn_config of 'cross_entropy' has no beta; it has: -"),
         ("dro", {}, "loss_fn_config of 'dro' needs beta: the API documents no default"),
+        ("ppo", {"clip_low_threshold": 0.2, "clip_high_threshold": 0.2}, "bounds the ratio, so that 1 is within; got"),
+        ("ppo", {"clip_low_threshold": 1.2}, "bounds the ratio, so that 1 is within; got"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(loss: str, config: dict[str, float], message: str) -> None:

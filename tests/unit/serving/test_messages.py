@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ from magicrl.serving.messages import read_loss_request
 
 def request(chunk: dict[str, Any], tensor: dict[str, Any]) -> bytes:
     """Return a request of one datum of three tokens, whose chunk and weights are these."""
-    inputs = {"weights": proto.Tensor(dense=np.ones(3, np.float32).tobytes(), dtype=proto.DTYPE_FLOAT32, shape=[3])}
-    inputs["weights"].MergeFrom(proto.Tensor(**tensor))
+    name = tensor.pop("name", "weights")
+    inputs = {name: proto.Tensor(dense=np.ones(3, np.float32).tobytes(), dtype=proto.DTYPE_FLOAT32, shape=[3])}
+    inputs[name].MergeFrom(proto.Tensor(**tensor))
     text = proto.Chunk(encoded_text=proto.EncodedTextChunk(tokens=np.arange(3, dtype=np.int32).tobytes()))
     datum = proto.Datum(model_input=[text if not chunk else proto.Chunk(**chunk)], loss_fn_inputs=inputs)
     return proto.ForwardBackwardRequest(data=[datum], loss_fn="cross_entropy").SerializeToString()
@@ -27,11 +29,12 @@ def request(chunk: dict[str, Any], tensor: dict[str, Any]) -> bytes:
         ({}, {"sparse_csr": proto.SparseCsr()}, "datum 0: weights is sparse or bfloat16"),
         ({}, {"dtype": proto.DTYPE_BFLOAT16}, "datum 0: weights is sparse or bfloat16"),
         ({}, {"shape": [1]}, r"datum 0: weights has shape \[3, 1\], and its input has 3 tokens"),
+        ({}, {"name": "target_tokens"}, "datum 0: target_tokens are floats; send int64"),
     ],
 )
 def test_a_datum_of_other_contents_is_refused(chunk: dict[str, Any], tensor: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_loss_request(request(chunk, tensor))
+    read = read_loss_request(request(chunk, dict(tensor)))
+    assert re.match(message, read.wrong), "it fails where it is run, so that the next step is refused"
 
 
 def test_a_whole_request_is_read_and_half_a_message_is_refused() -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -23,6 +24,7 @@ from tinker import types
 from tinker_server import Served
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from magicrl.commands.serve import serve
 from magicrl.models.small_models import make_miniature
 from magicrl.serving import sampler as sampler_module
 from magicrl.serving import server as module
@@ -158,6 +160,7 @@ def test_without_a_limit_a_sample_gets_what_the_cache_holds(tmp_path: Path, monk
         ({"sampling_session_id": "x"}, "sampler x has no weights here"),
         ({"sampling_params": {"temperature": -1.0}}, "temperature must be >= 0, got -1.0"),
         ({"sampling_params": {"max_tokens": 0}}, "max_tokens must be >= 1, got 0"),
+        ({"sampling_params": {"stop": [""]}}, "stop has an empty text, which would end every sample at once"),
         ({"prompt": {"chunks": [{"type": "image", "data": ""}]}}, "this server has no image or audio chunks"),
         ({"seq_id": None, "num_samples": 1, "prompt": {}}, "the request lacks 'chunks'"),
     ],
@@ -217,8 +220,18 @@ def test_errors_reach_the_client_and_training_goes_on(client: Any) -> None:
     assert error.value.category is types.RequestErrorCategory.User
     with pytest.raises(tinker.RequestFailedError, match="no step, since a forward_backward before it failed"):
         trained.optim_step(ADAM).result()
+    wrong: Any = types.Datum(model_input=types.ModelInput.from_ints([1, 2]), loss_fn_inputs={"target_tokens": [2]})
+    half = [trained.forward_backward([one], "cross_entropy") for one in (text(PROMPT), wrong)]
+    step = trained.optim_step(ADAM)
+    half[0].result()
+    with pytest.raises(tinker.RequestFailedError, match=r"target_tokens has shape \[1\], and its input has 2 tokens"):
+        half[1].result()
+    with pytest.raises(tinker.RequestFailedError, match="no step, since a forward_backward before it failed"):
+        step.result()
     assert learn(trained, 1) > 0
     trained.save_state("a").result()
+    with pytest.raises(tinker.RequestFailedError, match=r"File name too long: '.*/weights/aaa"):
+        trained.save_state("a" * 300).result()
     with pytest.raises(tinker.RequestFailedError, match=r"weights/a exists; choose another name, or overwrite it"):
         trained.save_state("a").result()
     for path, message in (("nothing", "is not in"), ("..", "is not tinker://MODEL/weights/NAME")):
@@ -304,6 +317,26 @@ def test_a_server_that_stops_saves_what_the_client_did_not(served: Served) -> No
     assert "weights/unsaved-000001" in served.messages[-1]
 
 
+def test_a_place_that_cannot_be_written_is_refused_and_lost_steps_are_a_failure(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("aiohttp.web.run_app", Mock())
+    for unsaved in (True, False):
+        monkeypatch.setattr(module, "TinkerServer", Mock(return_value=Mock(unsaved=unsaved)))
+        assert serve(model, checkpoints=tmp_path / "new") == unsaved
+    monkeypatch.setattr("os.access", Mock(return_value=False))
+    with pytest.raises(ValueError, match=r"--checkpoints .*new cannot be written; choose another folder"):
+        serve(model, checkpoints=tmp_path / "new")
+
+
+def test_a_server_that_stops_with_lost_steps_knows_it(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ServedTrainer, "save", Mock(side_effect=OSError("no space left")))
+    assert not served.server.unsaved
+    with served.running() as address, tinker.ServiceClient(base_url=address, api_key="tml-test") as client:
+        learn(training(client), 1)
+    assert served.server.unsaved
+
+
 def test_a_failed_save_is_reported_once_and_tried_again(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENCE", 1.0)
     monkeypatch.setattr(module, "RETRY", 0.1)
@@ -343,6 +376,7 @@ def test_foreign_hosts_and_unknown_requests_are_refused(address: str) -> None:
     assert post(address, "telemetry", {}, Host="evil.example:80")[0] == 403
     assert post(address, "weights_info", {}) == (404, {"detail": "this server has no POST /api/v1/weights_info"})
     assert post(address, "forward_backward", b"\xff\xff")[0] == 400
+    assert post(address, "optim_step", b"[]")[0] == 400
     status, answer = post(address, "retrieve_future", {"request_id": "x"})
     assert (status, answer["detail"]) == (410, "request x is not known here, or too old")
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -166,10 +168,24 @@ def test_data_that_do_not_fit_are_named(model: str, data: list[Datum], loss: str
 def test_a_rate_that_is_no_number_leaves_the_weights(model: str) -> None:
     ours = trainer(model)
     before = ours.weights()
-    ours.forward_backward(request(datum(0, 8)))
-    with pytest.raises(ValueError, match=r"no step: the gradient norm is .*, the learning rate nan"):
-        ours.step({**ADAM, "learning_rate": math.nan})
+    for rate, message in (
+        (math.nan, r"the gradient norm is .*, the learning rate nan"),
+        (-1e-3, r"the gradient norm is .*, the learning rate -0\.001"),
+        (None, r"learning_rate is None; send a finite number"),
+    ):
+        ours.forward_backward(request(datum(0, 8)))
+        wrong: Any = {**ADAM, "learning_rate": rate}
+        with pytest.raises(ValueError, match=f"no step: {message}"):
+            ours.step(wrong)
     assert all(torch.equal(value, before[name]) for name, value in ours.weights().items())
+
+
+def test_a_full_disk_names_the_checkpoint_and_leaves_nothing(
+    model: str, tmp_path: Path, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    with room_for(100), pytest.raises(OSError, match=r"a\.safetensors'$"):
+        trainer(model).save(tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
 
 
 def test_adapters_are_those_that_the_client_requests() -> None:

@@ -13,7 +13,8 @@ import json
 import math
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -130,21 +131,17 @@ def judge_file(
             rewards.add(float(correct) if verdict.score is None else verdict.score)
         tell(outcomes.total(), lines)
 
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            for line in _each_line(input, submit):
-                waiting.append(line)
-                # enough to keep the workers busy; a file of millions of lines is not in memory
-                if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
-                    finish(file)
-            while waiting:
+    with _named_if_full(part), part.open("w", encoding="utf-8") as file:
+        for line in _each_line(input, submit):
+            waiting.append(line)
+            # enough to keep the workers busy; a file of millions of lines is not in memory
+            if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
                 finish(file)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
-        raise OSError(error.errno, os.strerror(error.errno), str(part)) from None  # a failed write names no file
+        while waiting:
+            finish(file)
     # only a whole output has its name: a run that was killed leaves the part file
-    part.replace(output)
+    if part != output:
+        part.replace(part.with_suffix(""))
     return BatchSummary(
         total=outcomes.total(),
         correct=outcomes[Outcome.CORRECT],
@@ -154,6 +151,17 @@ def judge_file(
         broken=tuple(broken),
         alike=len(rewards) == 1 and outcomes.total() - outcomes[Outcome.NOT_JUDGED] > 1,
     )
+
+
+@contextmanager
+def _named_if_full(path: Path) -> Generator[None]:
+    """Name ``path`` in an error of a full disk, since a failed write names no file."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise OSError(error.errno, os.strerror(error.errno), str(path)) from None
 
 
 def count_lines(path: Path) -> int:
@@ -171,6 +179,8 @@ def check_file(input: Path, output: Path) -> None:
     """
     if output.is_dir():
         raise ValueError(f"output {output} is a folder; give a file in it")
+    if input.exists() and not input.is_file():
+        raise ValueError(f"{input} is no file, and is read twice; write its lines to a file first")
     # before anything is judged: the input would be overwritten, or a long run would end without a place for its result
     for written in (output, _part(output)):
         if written.exists() and written.samefile(input):
@@ -182,8 +192,13 @@ def check_file(input: Path, output: Path) -> None:
 
 
 def _part(output: Path) -> Path:
-    """Return the file that grows until the output is whole."""
-    return output.with_name(output.name + ".part")
+    """Return the file that grows until the output is whole.
+
+    It is next to the file that a link names. A device or pipe, such as /dev/null, must not be replaced by a file.
+    """
+    if output.exists() and not output.is_file():
+        return output
+    return Path(f"{os.path.realpath(output)}.part")
 
 
 def verify_file(
@@ -526,7 +541,8 @@ def _each_problem(
                 good += found[0]
             rows.append({"id": name, **fields})
             tell(len(rows), lines)
-    output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    with _named_if_full(output):
+        output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return BatchSummary(
         total=len(rows),
         correct=good,

@@ -279,6 +279,10 @@ class Failures:
         return make_verdict(status, reason=reason[:MAX_REASON], decided_by=self._kind, seconds=seconds)
 
 
+_LARGEST = 1e30
+"""Advantages are differences of rewards in float32."""
+
+
 def number(name: str, value: Any) -> float:
     """Return ``value`` as a finite float; raise TypeError or ValueError, with its ``name``, if it is none."""
     # float("0.5") would work, and hide that the function returns text
@@ -287,6 +291,8 @@ def number(name: str, value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"{name} must be finite, got {number}")
+    if abs(number) > _LARGEST:
+        raise ValueError(f"{name} must be within {_LARGEST:g} of 0, got {number}; scale it")
     return number
 
 

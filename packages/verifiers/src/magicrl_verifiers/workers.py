@@ -358,14 +358,17 @@ def serve_requests() -> None:
     module, _, name = sys.argv[1].partition(":")
     open_handler: Callable[[dict[str, Any], Send], RequestHandler] = getattr(importlib.import_module(module), name)
     replies = open(os.dup(1), "wb")  # noqa: SIM115 - open until the process ends
-    sink = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(sink, 1)  # a library that prints cannot disturb the replies
+    requests = open(os.dup(0), "rb")  # noqa: SIM115
+    sink = os.open(os.devnull, os.O_RDWR)
+    # a library that prints, or a program of a reward that reads, cannot disturb the messages
+    os.dup2(sink, 0)
+    os.dup2(sink, 1)
 
     def send(message: Mapping[str, Any]) -> None:
         replies.write(_line(message))
         replies.flush()
 
-    with open(0, "rb", closefd=False) as requests:
+    with requests:
         hello = requests.readline()
         if not hello:
             return
