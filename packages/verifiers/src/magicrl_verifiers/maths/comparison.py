@@ -215,7 +215,8 @@ def by_name(items: Sequence[Shape]) -> Sequence[Shape]:
     neighbours = "".join(sorted(names)) in ascii_letters or len({name.split("_")[0] for name in names}) == 1
     if not len(names) == len(named) == len(items) or not neighbours:
         return items if len(names) == len(named) else ()
-    return sorted(named, key=lambda item: (len(item.name), item.name))
+    placed = {(len(item.name), item.name): item for item in named}
+    return [placed[key] for key in sorted(placed)]
 
 
 def assigned(answer: Shape) -> dict[str, Shape] | None:
