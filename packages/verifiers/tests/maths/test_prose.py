@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from pathlib import Path
 
@@ -160,6 +161,13 @@ VALUES = [
 @pytest.mark.parametrize(("text", "letter"), CHOICES)
 def test_choices(text: str, letter: str | None) -> None:
     assert final_answer(text, choice=True) == letter
+
+
+@pytest.mark.parametrize("text", ["It is $7${}$8$.", "The roots are 3{}4.", "**1**{}**2**", "$f$ {}for all $x$"])
+def test_much_white_space_takes_no_time(text: str) -> None:
+    start = time.process_time()
+    final_answer(text.format(" " * 7500), choice=False)
+    assert time.process_time() - start < 1
 
 
 @pytest.mark.parametrize(("text", "value"), VALUES)

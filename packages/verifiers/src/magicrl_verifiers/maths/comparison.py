@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise
+from string import ascii_letters
 from typing import Any
 
 from magicrl_verifiers.maths.answers import (
@@ -204,6 +205,20 @@ def ordered_names(items: Sequence[Shape]) -> bool:
     return len(stems) == len(items)
 
 
+def by_name(items: Sequence[Shape]) -> Sequence[Shape]:
+    """Return coordinates in the order of neighbouring letters or of numbers; none if a name has two values.
+
+    Example: ``y = 2, x = 3`` is the point (3, 2), and ``x = 3, x = 2`` is no point.
+    """
+    named = [item for item in items if isinstance(item, Named)]
+    names = {item.name for item in named}
+    neighbours = "".join(sorted(names)) in ascii_letters or len({name.split("_")[0] for name in names}) == 1
+    if not len(names) == len(named) == len(items) or not neighbours:
+        return items if len(names) == len(named) else ()
+    placed = {(len(item.name), item.name): item for item in named}
+    return [placed[key] for key in sorted(placed)]
+
+
 def assigned(answer: Shape) -> dict[str, Shape] | None:
     """Return the values of ``x = 1, y = 2`` or ``(x, y) = (1, 2)`` by name; None for one name, or alternatives."""
     if isinstance(answer, Named) and isinstance(answer.value, Brackets) and answer.name.startswith("("):
@@ -370,6 +385,8 @@ def _one_named(reference: Shape, answer: Shape) -> bool | None:
             return False  # c_1 = 0 is not "c_1 = 0 or c_2 = 0"
         return same(reference.value, answer)
     assert isinstance(answer, Named)
+    if answer.name in names_of(answer.value):
+        return False  # x = x^2 + 1 is an equation
     count = as_count(answer) if isinstance(reference, Quantity) else None
     if (
         count is None
@@ -423,7 +440,7 @@ def _member(named: Named) -> tuple[str, str] | None:
     return (stem, letter) if len(letter) == 1 and letter.isalpha() and not named.arguments else None
 
 
-_LOOSE = re.compile(r"^(?:angle:)?(?:vec:)?(?:bar:)?(?:hat:)?|[\s_{}\\]")
+_LOOSE = re.compile(r"^(?:angle:)?(?:vec:)?(?:bar:)?(?:hat:)?|[\s_{}()\\]")
 
 
 def _squeezed(name: str) -> str:
@@ -509,13 +526,16 @@ def _several(reference: Shape, answer: Shape) -> bool | None:
         )
     if isinstance(group, Brackets) and group.opening == group.closing:
         if group.opening == "{":
+            if several is reference and ordered_names(several.items):
+                return False  # {1, 2} leaves open which of x and y is 1
             # names count where both sides give them
             listed = several.items if any(isinstance(item, Named) for item in group.items) else values_of(several.items)
             mine, theirs = (listed, group.items) if several is reference else (group.items, listed)
             return matched(mine, theirs, same=same_member)
         # a pair in [ ] is an interval; only longer groups are lists
         if group.opening in "(<" or len(group.items) != 2:
-            return in_order(several.items, group.items) if not (several.signs or several.either) else False
+            items = by_name(several.items)
+            return in_order(items, group.items) if items and not (several.signs or several.either) else False
     return False if isinstance(group, Quantity | Text | Ratio | Clock | Brackets | Matrix) else None
 
 

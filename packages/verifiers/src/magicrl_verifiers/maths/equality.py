@@ -262,8 +262,22 @@ def same_value(reference: Expr, answer: Expr) -> bool | None:
         for real in (True, False) if not functions else ():
             verdict = _agree_at(reference, answer, {}, real, base, MOST_BITS) if verdict is None else verdict
         if verdict is not False:
-            return verdict
+            # the transposed B^T A^T is not A^T B^T, as it is for numbers
+            matrices = verdict and any(map(_transposes, (reference, answer)))
+            return None if matrices and _products(reference) != _products(answer) else verdict
     return False
+
+
+def _transposes(tree: Expr) -> bool:
+    transposed = tree.op == "pow" and tree.args[1] == symbol("T") and tree.args[0].op in ("sym", "mul")
+    return (transposed and all(name.isupper() for name in tree.args[0].symbols)) or any(map(_transposes, tree.args))
+
+
+def _products(tree: Expr) -> list[str]:
+    """Return the letters of each term of a sum in their order."""
+    if tree.op in ("add", "neg"):
+        return sorted(term for part in tree.args for term in _products(part))
+    return [tree.name + "".join(letters for part in tree.args for letters in _products(part))]
 
 
 def _infinity(tree: Expr) -> int | None:

@@ -49,7 +49,7 @@ def same_words(reference: tuple[str, ...], answer: tuple[str, ...]) -> bool:
 
 
 _POLAR = re.compile(
-    r"(?:\\text(?:bf|it|rm)?\{)? *(yes|no|true|false)\b *(?:[,.;:!]|\}[,.;:]|$)(.*)", re.IGNORECASE | re.DOTALL
+    r"(?:\\text(?:bf|it|rm)?\{)?[ *]*(yes|no|true|false)\b[ *]*(?:[,.;:!]|\}[,.;:]|$)(.*)", re.IGNORECASE | re.DOTALL
 )
 
 
@@ -59,7 +59,7 @@ def polar(reference: str, answer: str) -> bool | None:
     if match is None or match[1].casefold() != reference.casefold():
         return None
     # "no" may also begin a reason: "Yes, since no divisor is left"
-    other = r"no(?=[,.;]|$)" if _OPPOSITE[reference.casefold()] == "no" else _OPPOSITE[reference.casefold()]
+    other = r"no(?=[,.;}]|$)" if _OPPOSITE[reference.casefold()] == "no" else _OPPOSITE[reference.casefold()]
     return None if _UNSURE.search(match[2]) or re.search(rf"\b{other}\b", match[2], re.IGNORECASE) else True
 
 

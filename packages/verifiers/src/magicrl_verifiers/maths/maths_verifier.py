@@ -206,7 +206,7 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
     )
 )
 """Spellings of numbers, and their replacement for the grammar."""
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?!\d|,\d)")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
 _EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
 _MILLIONS = re.compile(r"-?\d{1,3}(?:,\d{3}){2,}")
@@ -234,7 +234,7 @@ def same_structure(reference: str, answer: str) -> bool | None:
             verdicts.append(same_shape(left, right))
             if verdicts[-1] is True:
                 return True
-    if _decimal_comma(reference, answer) or _rounded(reference, answer):
+    if _decimal_comma(reference, answer) or _rounded(reference, answer) or _rounded(answer, reference):
         return True
     return any_of(verdicts or [None])
 
@@ -345,7 +345,9 @@ def engine_reads(reference: str) -> bool:
 def _unreadable(tokens: list[Token]) -> bool:
     dots = any(token.kind == "cmd" and (token.text in ELLIPSES or token.text in "?…") for token in tokens)
     subscripts = (before for before, token in pairwise(tokens) if (token.kind, token.text) == ("op", "_"))
-    return dots or any(before.kind in ("num", "close") for before in subscripts)  # a base
+    # \sqrt 21 is the root of 2 in TeX, and that of 21 for its author
+    roots = any(a.text == "sqrt" and b.kind == "num" and len(b.text) > 1 for a, b in pairwise(tokens))
+    return dots or roots or any(before.kind in ("num", "close") for before in subscripts)  # a base
 
 
 def _numerals_side_by_side(tokens: list[Token]) -> bool:

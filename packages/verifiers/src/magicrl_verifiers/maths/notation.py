@@ -28,7 +28,7 @@ _SYMBOLS = {
     "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "。": ".",
     "，": ",",
 }  # fmt: skip
-_IN_PROSE = re.compile("−|[×⋅÷±π∞≤≥≠√] ?")
+_IN_PROSE = re.compile("−|[×⋅÷±π∞≤≥≠√⌊⌋⌈⌉] ?")
 _UNUSUAL = re.compile(r"[^\x20-\x7e]")
 _ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])")
 _RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
@@ -246,7 +246,9 @@ _REPLACEMENT = {
 _CIRCLED_PAIR = re.compile(r"(?<=[\u2460-\u2473])\s*(?=[\u2460-\u2473])")
 _DOUBLED = re.compile(r"\\(?=\\[A-Za-z])")
 _SPACES = re.compile(r"\s+")
-_LOOSE = re.compile(r"((?<=\d), (?=\d{3}(?!\d)))| ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))")
+_LOOSE = re.compile(
+    r"((?<=\d), (?=(?:\d{1,3},)?\d{3}(?!\d)))| ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))"
+)
 _TWO_NUMBERS = re.compile(r"-?\d+, \d+")
 _SINGLE = re.compile(r"([\^_])\{(\d(?=\}(?!\d))|[A-Za-z](?=\}(?![A-Za-z]))|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
 _MODULO = re.compile(
@@ -257,7 +259,7 @@ _MODULO = re.compile(
 _CALLED = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\{(\([^{}]*\))\}")
 _FONT = re.compile(rf"\\(?:{FONTS}) ?\{{(?P<inside>[^{{}}]*)\}}")
 _IDLE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
-_QUOTIENT = re.compile(r"\\mathbb\{Z\}/\(?(?P<a>\w+)(?:\\mathbb\{Z\}\)?|(?![\w\\]))")
+_QUOTIENT = re.compile(r"\\mathbb\{Z\} ?/ ?\(?(?P<a>\w+)(?:\\mathbb\{Z\}\)?|(?![\w\\]))")
 _BOLD_LETTER = re.compile(r"\\mathbf ?\{? ?[A-Z] ?\}?")
 _BOARD = re.compile(
     r"\\(?:mathbf|Bbb|mathds) ?\{ ?(?P<a>[RZNQC]) ?\}|\\(?:mathbb|mathbf) (?P<b>[RZNQC])(?![A-Za-z])"
@@ -321,7 +323,7 @@ def letters_of(text: str) -> str:
             if bare == text:
                 break
             text = bare
-    return _IDLE_SPACE.sub("", _SINGLE.sub(r"\1\2", text))
+    return _IDLE_SPACE.sub("", _SINGLE.sub(r"\1\2", text)).replace(r"^\top", "^T")
 
 
 def close_braces(text: str) -> str:

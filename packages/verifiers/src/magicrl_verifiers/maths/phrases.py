@@ -450,7 +450,7 @@ _THINGS = (
     "expression|tuple|triple|roots?|solutions?"
 )
 _LEAD = re.compile(
-    r"for (?=(?:all|every) )|(?:there (?:is|are)|the|an?) (?=\d)|"
+    r"for (?=(?:all|every) )|(?:there (?:is|are)|the|an|a(?!.* _ )) (?=\d)|"  # A5 in base 11
     rf"(?:(?:the|an?) )*(?P<thing>{_THINGS}) (?:(?:with|equation|at) )*(?!\d+$)"
 )
 

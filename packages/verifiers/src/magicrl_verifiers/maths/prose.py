@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from itertools import pairwise
+from itertools import combinations
 
 from magicrl_verifiers.maths.clauses import DENIED, DOUBTED, LATER, LATEX, MATH, read_clauses
 from magicrl_verifiers.maths.literals import MORE_SCALES, SCALE_PREFIX, leading_number, part_of_one
@@ -45,18 +45,22 @@ _NEXT_TURN = re.compile(
     r"(?<=\S)(?<!\|>)\s*<\|(?:im_end|im_start|endoftext|end_of_text|eot_id|eom_id|end|return|user|assistant|system)\|>.*",
     re.DOTALL,
 )
-_CONTROL = re.compile(r"<\|[A-Za-z_]{3,30}\|>|^[ \t]*```\w*[ \t]*$", re.MULTILINE)  # not 0<|r|<1
+_CONTROL = re.compile(  # not 0<|r|<1
+    r"<\|[A-Za-z_]{3,30}\|>|^[ \t]*```\w*[ \t]*$|(?:\\\(|\$) ?\\(?:blacksquare|square|qed|Box) ?(?:\\\)|\$)|[∎■]",
+    re.MULTILINE,
+)
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?\s*$|Let me know if .{0,80}$", re.IGNORECASE)
 _MAX_HOPE = 120
 _CLOSING = re.compile(r"^[ \t]*####[ \t]+(?P<value>\S[^\n]{0,80})\s*\Z", re.MULTILINE)  # GSM8K's last line
 _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
 _NUMBER_BODY = (
+    r"\d{1,3}(?:\.\d{3}){2,}|"
     r"\d+(?:\.\d+)?[eE][-+]?\d{1,3}(?!\w)|\d+ \d+/\d+|\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|"
     r"\d+[.,]\d+|\.\d+|\d+"
 )
 _NUMBER = re.compile(
-    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
+    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?!\d*-[a-z]{{2}})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
     re.IGNORECASE,
 )
 _LONG_NAMES = sorted((name for name in UNITS if re.fullmatch("[a-z]{3,}|[€£¥₹¢]", name)), key=len, reverse=True)
@@ -93,11 +97,14 @@ _LISTED = re.compile(
     re.IGNORECASE,
 )
 _OR_WORDS = "or|oder|ou|o|или|lub|veya|atau|hoặc|eller|tai|或者?|または|또는|أو"
-_CONNECTED = re.compile(rf"\s*(?:,?\s*(?:and|und|et|y|e|и|和|と|{_OR_WORDS})|[,、，])\s*", re.IGNORECASE)
+_CONNECTED = re.compile(rf"\s*(?:(?:,\s*)?(?:and(?: also)?|und|et|y|e|и|和|と|{_OR_WORDS})|[,、，])\s*", re.IGNORECASE)
 _DENIED = re.compile(r"\s*(?:\*\*)?(?:not|never|neither)\b|n[o'’]t\b", re.IGNORECASE)
-_EITHER = re.compile(rf"\s*,?\s*(?:{_OR_WORDS})\s*", re.IGNORECASE)
+_EITHER = re.compile(rf"\s*(?:,\s*)?(?:{_OR_WORDS})\s*", re.IGNORECASE)
+_EITHER_BRACKET = re.compile(rf"{_EITHER.pattern}[(\[{{]?", re.IGNORECASE)
+_JOINED_BEFORE = re.compile(rf"\d[)\]}}]?\s*(?:,\s*)?\b(?:{_OR_WORDS})\s*\Z", re.IGNORECASE)
 _DASH_AS_MINUS = re.compile(r"(?:(?<=[A-Za-z:=(] )|(?<=[:=(]))–(?=\d)")
-_FOR_ALL = re.compile(r"\s*,?\s*for (?:all|any|every|each)\b[^$]*")
+_FOR_ALL = re.compile(r"\s*(?:,\s*)?for (?:all|any|every|each)\b[^$]*")
+_YES_OR_NO = re.compile(r"\W*(?:yes|no)\b\**[,;:]", re.IGNORECASE)
 _NEGATIVE_SPACE = re.compile(r"\\!\s*")
 _MARKED = re.compile(f"[{DENIED}{DOUBTED}]")
 _STRUCK = re.compile(r"~~[^~\n]{1,200}~~")
@@ -151,7 +158,7 @@ _FACTOR = (
 _ATOM = rf"(?:{_FACTOR}){{1,5}}+(?![A-Za-z])"
 _TERM = rf"-?{_ATOM}(?:(?: ?\\(?:times|cdot|div|pm) {{0,2}}| [-+*/] |(?:(?<=\\pi) )?[-+*/]){_ATOM}){{0,5}}+"
 _BOUNDS = rf"{_TERM}(?: ?(?:[<>]=?|=|\\[lg]e ) ?{_TERM}){{1,2}}"
-_SETS = rf"{MATH.pattern}|(?<![\w$\\^}}])(?P<plain>{_PART}(?:\s*(?:∪|\\cup|U)\s*{_PART}){{0,8}})(?![\w$^])"
+_SETS = rf"{MATH.pattern}|(?<![\w$\\^}}\]])(?P<plain>{_PART}(?:\s*(?:∪|\\cup|U)\s*{_PART}){{0,8}})(?![\w$^])"
 _SPAN_OF_LATEX = re.compile(_SETS, re.DOTALL)
 _SPAN = re.compile(
     rf"{_SETS}|(?<![^\s:*\"“])(?<![^*\s]\*)(?:(?P<bounds>{_BOUNDS}(?:,? (?:and|{_OR_WORDS}) {_BOUNDS}){{1,3}})|"
@@ -323,6 +330,8 @@ def _anchored(text: str) -> str | None:
             return ""
         if found is not None:
             return found
+        if _YES_OR_NO.match(rest):
+            return _SENTENCE.split(rest, maxsplit=1)[0]  # "no, because 2 is no square"
         if _MARKED.search(segment):
             return "" if DOUBTED in segment else None
         plain = segment.strip(" .*:")
@@ -338,7 +347,7 @@ def _has_rival(segment: str) -> bool:
         _RIVAL.fullmatch(segment, value.end(), other.start())
         and not _CONNECTED.fullmatch(segment, value.end(), other.start())
         and value[0].strip() != other[0].strip()
-        for value, other in pairwise(values)
+        for value, other in combinations(values[:6], 2)
     )
 
 
@@ -367,7 +376,7 @@ def _first_value(segment: str) -> str | None:
     if not latex and (formula := _formula_around(segment, values[0])) is not None:
         return formula
     whole = segment.strip().rstrip(".").strip()
-    if not latex and re.fullmatch(r"[\d\s()\[\]{}+*/^,.:;a-z\\-]{1,60}", whole) and re.search(r"[()\[\]^*\\]", whole):
+    if not latex and re.fullmatch(r"[\d\s()\[\]{}+*/^|,.:;a-z\\-]{1,60}", whole) and re.search(r"[()\[\]^*|\\]", whole):
         return whole  # an interval, a tuple or a formula in plain text
     if len(values) == 1 and not latex:
         return _with_unit(segment, values[0])
@@ -385,6 +394,7 @@ def _bare_formula(text: str) -> bool:
 
 
 def _run(values: list[tuple[int, int, str]], segment: str) -> str:
+    """Return the first value with those joined to it, also a number before or after formulas: ``$7$ or 8``."""
     chosen = [values[0][2]]
     end = values[0][1]
     for start, stop, value in values[1:]:
@@ -393,6 +403,10 @@ def _run(values: list[tuple[int, int, str]], segment: str) -> str:
             break
         chosen.append(("or " if _EITHER.fullmatch(between) else ", ") + value)
         end = stop
+    if (after := _NUMBER.search(segment, end)) and _EITHER_BRACKET.fullmatch(segment, end, after.start()):
+        chosen.append("or " + after[0].strip())
+    if (numbers := _NUMBER.findall(segment, 0, values[0][0])) and _JOINED_BEFORE.search(segment, 0, values[0][0]):
+        chosen.insert(0, numbers[-1].strip() + " or")
     return " ".join(chosen)
 
 
@@ -454,8 +468,9 @@ def _whole_number(text: str) -> bool:
 def _value_of(sentence: str) -> str | None:
     """Return the last value of a sentence whose clauses were read."""
     # bold print marks the result of a sentence
-    bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
-    part = bold[-1] if bold else sentence
+    bold = [found for found in _BOLD.finditer(sentence) if re.search(r"\d|\$", found[1])]
+    listed = len(bold) > 1 and _CONNECTED.fullmatch(sentence, bold[-2].end(), bold[-1].start())
+    part = sentence.replace("**", "") if listed else bold[-1][1] if bold else sentence
     spans = list(MATH.finditer(part))
     if not spans and (formula := _assigned(part)) is not None:
         return formula
@@ -475,8 +490,6 @@ def _value_of(sentence: str) -> str | None:
         while len(spans) > 1 and _FOR_ALL.fullmatch(part, spans[-2].end(), spans[-1].start()):
             spans.pop()  # "$f(x) = 2x$ for all $x$"
         found = [(span.start(), span.end(), _content(span, part)) for span in spans]
-        if joined:
-            found.append((len(part) - len(after) + values[0].start(), len(part), values[0][0]))  # $2$ or 3
         first, result = len(spans) - 1, _OF_NAMES.fullmatch(found[-1][2])
         while first and _CONNECTED.fullmatch(part, found[first - 1][1], found[first][0]):
             first -= 1
@@ -529,7 +542,7 @@ def _choice(text: str) -> list[str]:
     if (first := _FIRST_LETTER.match(text)) and not _CALLED_WRONG.match(text, first.end("letter")):
         return _letters(_SENTENCE.split(text, maxsplit=1)[0]) or [first["letter"]]
     for sentence in reversed([part for part in _SENTENCE.split(text) if part and part.strip()][-_MAX_SENTENCES:]):
-        if letters := _letters(sentence):
+        if letters := _letters(_REASON.sub("", sentence)) or _letters(sentence):
             conclusion = _CONCLUDED.split(sentence)[1:]
             return _letters(_REASON.sub("", conclusion[-1])) or letters[-1:] if conclusion else letters
     return []

@@ -76,7 +76,6 @@ _PERCENT = frozenset(("percent", "percentage", "pct", "%"))
 _DEGREES = frozenset(("degree", "degrees", "deg", "度", "도"))
 _ORDINALS = frozenset(("st", "nd", "rd", "th"))
 _ANY = frozenset(("unit", "units"))
-_POWERS = frozenset(("square", "sq", "cubic", "cu", "^", "2", "3"))
 _DOUBTS = word_set(
     "not no isn't if else unless or and is are was be than more less least most about but maybe perhaps probably "
     "either wrong false incorrect except nor neither instead correct true answer option times"
@@ -99,7 +98,7 @@ _BOUNDS = word_set(
 )
 """Words anywhere after a number that change its sign or make it a bound: ``5 degrees below zero``."""
 _AFTER_NOUNS = word_set("old long tall high wide deep away apart left remaining total altogether each")
-_SQUARE = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
+_SQUARE = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3, "2": 2, "3": 3}
 _MAX_WORDS = 6
 _IN_PHRASES = frozenset(("word", "sym", "op", "num", "unit", "lbrace", "rbrace", "open", "close"))
 
@@ -123,8 +122,8 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
     low = [word.casefold() for word in words]
     if low[0] in _ORDINALS:
         return unit_phrase(tokens[1:], trusted=trusted) if len(low) > 1 else Unit("none")
-    if any(word in _ANY for word in low) and all(word in _ANY | _POWERS for word in low):
-        power = 2 if "2" in low or low[0] in ("square", "sq") else 3 if "3" in low or low[0] in ("cubic", "cu") else 1
+    if any(word in _ANY for word in low) and all(word in _ANY or word in _SQUARE or word == "^" for word in low):
+        power = next((_SQUARE[word] for word in low if word in _SQUARE), 1)
         return Unit("unit", (("any", power),))
     if low[0] in _PERCENT or low == ["per", "cent"]:
         return PERCENT if len(low) == 1 or low[0] == "per" else None
@@ -132,7 +131,9 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
         scale = low[1][:1] if low[1:] in (["celsius"], ["fahrenheit"], ["c"], ["f"]) else ""
         degrees = Unit("noun", noun="degree" + scale.upper()) if scale else DEGREE
         return degrees if scale or len(low) == 1 else _noun(tokens, words, trusted)
-    return _known(words) or _noun(tokens, words, trusted)
+    noun = _noun(tokens, words, trusted)
+    counted = words[: low.index("of")] if noun is not None and "of" in low and low[-1] != "arc" else words
+    return _known(words) or _known(counted) or noun  # gallons of water
 
 
 def _known(words: list[str]) -> Unit | None:
@@ -150,7 +151,7 @@ def _known(words: list[str]) -> Unit | None:
         if word in ("*", "of") or (word == "-" and found and at < len(words) and words[at] in UNITS):
             continue
         # "square" and "cubic" come before the unit, "squared" and "cubed" after it
-        if word.casefold() in _SQUARE and not word.casefold().endswith("ed"):
+        if word.isalpha() and word.casefold() in _SQUARE and not word.casefold().endswith("ed"):
             power = _SQUARE[word.casefold()]
             continue
         # short units depend on case (mW, MW); longer names do not

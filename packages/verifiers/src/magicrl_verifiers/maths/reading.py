@@ -491,9 +491,10 @@ class _Reader:
         words = [token.text.casefold() for token in tokens]
         if words[0] in ("all", "any", "every") and any(token.kind == "rel" for token in tokens):
             at = next(at for at, token in enumerate(tokens) if token.kind == "sym" or at == len(tokens) - 1)
+            bound = self.item(tokens[at + 3 * (words[at + 1 : at + 3] == ["such", "that"]) :], depth + 1)
             if set(words[1:at]) <= {"real", "reals", "number", "numbers", "values", "value", "of"}:
-                return self.item(tokens[at:], depth + 1)  # all real x > 2
-            domain, bound = number_domain(tokens[:at]), self.item(tokens[at:], depth + 1)
+                return bound  # all real x > 2, all x such that x > 2
+            domain = number_domain(tokens[:at])
             if isinstance(domain, Domain) and isinstance(bound, RealSet):
                 return Within(domain.name, bound)  # all integers n > 2
         return None

@@ -28,6 +28,7 @@ from magicrl_verifiers.maths.answers import (
     as_value,
     complete,
     numeral,
+    signs,
     unitless,
 )
 from magicrl_verifiers.maths.equality import linear, number_value, quadratic, same_value
@@ -566,12 +567,9 @@ def _spelling(part: Expr) -> str:
 
 def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     for one, other in ((parts[0], parts[1]), (parts[1], parts[0])):
-        if one.op == "sym" and not other.symbols:
-            below, above = (
-                Bounds(MINUS_INFINITY, False, other, False),
-                Bounds(other, False, PLUS_INFINITY, False),
-            )
-            return RealSet((below, above), one.name)
+        if one.op == "sym" and not other.symbols and (points := signs(other)) is not None:
+            found = _without(ALL_REALS.spans, _points(points).spans)
+            return None if found is None else RealSet(found.spans, one.name)
     return None
 
 

@@ -241,6 +241,11 @@ def same_family(reference: Shape, answer: Shape, same: Same) -> bool | None:
     domains = {domain, other_domain} - {""}
     if len(domains) > 1 and domains != {"R", "C"}:
         return False  # whole numbers are not all numbers
+    interval = isinstance(plain_reference, Brackets) or (
+        isinstance(plain_reference, RealSet) and not plain_reference.subject
+    )
+    if interval and isinstance(plain_answer, RealSet) and not domains <= {"R", "C"}:
+        return False  # [2, 5) is not 2 <= n < 5 for an integer n
     if same(plain_reference, plain_answer) is True:
         return True
     reference_names, answer_names = names_of(plain_reference), names_of(plain_answer)
