@@ -15,6 +15,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 import psutil
 import pytest
@@ -41,9 +42,15 @@ Until = Callable[[Callable[[], bool]], None]
 
 
 def unread(pid: int) -> int:
-    """Return the bytes in a worker's standard input that it has not read."""
+    """Return the bytes of requests that a worker has not read. They are in the only pipe that it reads."""
     size = array.array("i", [0])
-    pipe = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+    modes = {file: (file.parents[1] / "fdinfo" / file.name).read_text() for file in Path(f"/proc/{pid}/fd").iterdir()}
+    (source,) = (
+        file
+        for file, text in modes.items()
+        if os.readlink(file).startswith("pipe:") and int(text.split()[3], 8) & os.O_ACCMODE == os.O_RDONLY
+    )
+    pipe = os.open(source, os.O_RDONLY | os.O_NONBLOCK)
     try:
         fcntl.ioctl(pipe, termios.FIONREAD, size)
     finally:
