@@ -60,6 +60,7 @@ def connected(config: ClusterConfig) -> Generator[None]:
 
     Raises:
         RecipeError: Ray is not installed, nobody answers at ``cluster.address``, or the token is another one.
+        ClusterError: This machine is too busy to start Ray.
     """
     require_ray()
     import ray
@@ -90,6 +91,13 @@ def connected(config: ClusterConfig) -> Generator[None]:
             "ray start --head --port=6379; on every other: ray start --address=HEAD:6379; or leave cluster.address out "
             "to start one here",
             key="cluster.address",
+        ) from error
+    except Exception as error:  # Ray has no class for it
+        if "timed out during startup" not in str(error):
+            raise
+        raise ClusterError(
+            "Ray did not start here within its 30 seconds: the machine is too busy, or its memory is full; end other "
+            "work and run the command again"
         ) from error
     try:
         yield

@@ -11,10 +11,10 @@ import pytest
 
 pytest.importorskip("ray")
 
-from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.cluster_schema import ClusterConfig, ClusterTimeouts
 from magicrl.distributed import engine_pool
 from magicrl.distributed.engine_pool import EnginePool, GroupPool
-from magicrl.distributed.runtime import ClusterError
+from magicrl.distributed.runtime import ClusterError, connected
 from magicrl.rollout.protocol import Capabilities
 
 FACTS = SimpleNamespace(max_context=64, host="here", pid=1, capabilities=Capabilities(), devices=())
@@ -104,3 +104,13 @@ def test_new_ranks_and_new_replicas_form_the_group_again(pool_of: Any) -> None:
     assert synced() == 3
     assert (len(pool.lost), pool.detours) == (1, 0)
     assert pool._members is None, "the group has lost a member"
+
+
+def test_a_machine_too_busy_for_ray_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup. This could happen because ...")  # as Ray does
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ClusterError, match="the machine is too busy, or its memory is full; end other work"):
+        connected(ClusterConfig()).__enter__()
