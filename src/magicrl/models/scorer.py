@@ -69,17 +69,16 @@ def check_isolation(
     """
     compute = hidden or partial(_decoder_hidden, model)
     words = min(_WORDS, valid_vocab or int(cast(Any, model.get_input_embeddings()).weight.shape[0]))
-    # Index into the pairs of bounds: rounding in bfloat16 moves hidden states by more.
-    low = model.dtype not in (torch.float32, torch.float64)
     for pack in (PackedBatch.of, packed_with_shared_prompts) if shared else (PackedBatch.of,):
         rng = np.random.default_rng(0)
         prompt, tokens, further = (rng.integers(0, words, size) for size in (_PROMPT, _RESPONSE, _RESPONSE))
         first, second = sample_to_score(prompt, tokens, 0), sample_to_score(prompt, further, 1)
         other = sample_to_score(prompt, (tokens + max(1, words // 2)) % words, 0)  # none of its tokens is the first's
-        after, after_other, separate = (
-            compute(pack(given, model.device))[-_RESPONSE + 1 :].double()
-            for given in ((first, second), (other, second), (second,))
-        )
+        states = [compute(pack(given, model.device)) for given in ((first, second), (other, second), (second,))]
+        after, after_other, separate = (state[-_RESPONSE + 1 :].double() for state in states)
+        # Index into the pairs of bounds, by the precision of the computation: sharded weights are float32 and gathered in
+        # bfloat16, whose rounding moves hidden states by more.
+        low = states[0].dtype not in (torch.float32, torch.float64)
         # Another preceding text may change only rounding. Without one, the layout of the products differs too.
         leak, moved = (_distance(x, y) for x, y in ((after_other, after), (after, separate)))
         if leak > _TEXT[low] or moved > _LAYOUT[low]:

@@ -146,6 +146,22 @@ def test_rows_of_one_prompt_are_probed_too() -> None:
         check_isolation(model, hidden=leaks_where_prompts_are_shared)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_bound_is_that_of_the_precision_that_is_computed_in(dtype: torch.dtype) -> None:
+    """As in sharded models, whose weights are float32. A row alone is rounded otherwise than one with others."""
+    model = random_model("Llama")
+
+    def rounded_by_the_layout(batch: Any) -> torch.Tensor:
+        hidden = model.get_input_embeddings()(batch.input_ids)[0]
+        return (hidden * (1.01 if len(hidden) > 8 else 1)).to(dtype)
+
+    if dtype == torch.bfloat16:
+        check_isolation(model, hidden=rounded_by_the_layout)
+    else:
+        with pytest.raises(ValueError, match="mixes sequences"):
+            check_isolation(model, hidden=rounded_by_the_layout)
+
+
 def test_positions_that_go_on_from_one_sequence_to_the_next_are_refused() -> None:
     model = random_model("Llama")
 
