@@ -76,8 +76,8 @@ def check_isolation(
         other = sample_to_score(prompt, (tokens + max(1, words // 2)) % words, 0)  # none of its tokens is the first's
         states = [compute(pack(given, model.device)) for given in ((first, second), (other, second), (second,))]
         after, after_other, separate = (state[-_RESPONSE + 1 :].double() for state in states)
-        # Index into the pairs of bounds, by the precision of the computation: sharded weights are float32 and gathered in
-        # bfloat16, whose rounding moves hidden states by more.
+        # Index into the pairs of bounds, by the precision of the computation: sharded weights are float32 and gathered
+        # in bfloat16, whose rounding moves hidden states by more.
         low = states[0].dtype not in (torch.float32, torch.float64)
         # Another preceding text may change only rounding. Without one, the layout of the products differs too.
         leak, moved = (_distance(x, y) for x, y in ((after_other, after), (after, separate)))
