@@ -148,7 +148,7 @@ def test_rows_of_one_prompt_are_probed_too() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_bound_is_that_of_the_precision_that_is_computed_in(dtype: torch.dtype) -> None:
-    """As in sharded models, whose weights are float32. A row alone is rounded otherwise than one with others."""
+    """Sharded models have float32 weights and compute in bfloat16, where the number of rows changes the rounding."""
     model = random_model("Llama")
 
     def rounded_by_the_layout(batch: Any) -> torch.Tensor:
