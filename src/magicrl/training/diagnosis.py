@@ -66,6 +66,13 @@ class Measure:
     name: str
     per_problem: Literal["per_problem", "reward_per_problem"]
 
+    def of(self, score: Mapping[str, Any]) -> Any:
+        """Return the mean and its interval in a score of ``evaluations/``; None if it has none.
+
+        An environment gives truncated episodes no reward. If all of a test are, its mean reward is the accuracy.
+        """
+        return score.get(self.key) or score.get("accuracy")
+
     def bare(self, value: float) -> str:
         """Return ``45.7`` in per cent, or a reward as ``0.457``."""
         return f"{100 * value:.1f}" if self.key == "accuracy" else f"{value:.3g}".replace("-", "−")
@@ -534,13 +541,12 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
     # One temperature for both, so that a change of temperature is not a rise.
     at = temperature if temperature in both else max(both)
     measure = measure_of(rewards=[score.get("reward") for score in (old[at], new[at])])
-    # An environment gives truncated episodes no reward. If all of a test are, its mean reward is the accuracy.
     scores = [score.get(measure.per_problem) or score.get(ACCURACY.per_problem, ()) for score in (old[at], new[at])]
     span = measure.span(*scores)
     change = paired_scores(scores[1], scores[0], new[at].get("clusters"), span=span)
     if change is None:
         return None
-    means = [float((score.get(measure.key) or score["accuracy"])["mean"]) for score in (old[at], new[at])]
+    means = [float(measure.of(score)["mean"]) for score in (old[at], new[at])]
     return ScoreRise(
         set_name=str(after["set"]),
         temperature=at,

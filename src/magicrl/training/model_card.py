@@ -178,11 +178,9 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
             what = "greedy" if float(key) == 0 else f"temperature {float(key):g}, mean of {after[key]['samples']}"
             old = before.get(key, {})
             measure = measure_of(rewards=[old.get("reward"), after[key].get("reward")])
-            # Without graded rewards, as where all responses were truncated, the mean reward is the accuracy.
-            sides = [score.get(measure.key, score.get("accuracy")) for score in (old, after[key])]
             rows.append(
                 f"| {label} ({after[key]['problems']} problems) | {measure.name}, {what} "
-                f"| {_interval(sides[0], measure)} | {_interval(sides[1], measure)} |"
+                f"| {_interval(measure.of(old), measure)} | {_interval(measure.of(after[key]), measure)} |"
             )
             for k, estimate in after[key].get("pass_at", {}).items():
                 was = old.get("pass_at", {}).get(k)

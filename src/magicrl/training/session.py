@@ -586,10 +586,8 @@ class Session:
     def _report_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
         temperatures = document["temperatures"]
         measure = measure_of(rewards=[found.get("reward") for found in temperatures.values()])
-        # Without graded rewards, as where all responses were truncated, the mean reward is the accuracy.
         scores = ", ".join(
-            f"{(found.get(measure.key) or found['accuracy'])['mean']:.3f} at temperature {float(tau):g}"
-            for tau, found in temperatures.items()
+            f"{measure.of(found)['mean']:.3f} at temperature {float(tau):g}" for tau, found in temperatures.items()
         )
         lost, drawn = (sum(found.get(key, 0) for found in temperatures.values()) for key in ("not_judged", "drawn"))
         unjudged = f"; {lost} of {drawn} responses could not be judged" if lost else ""
