@@ -1,4 +1,4 @@
-"""Kernels for CPUs with AVX512-BF16 or AVX2, some also for AMX (folder `kernels`).
+"""Kernels for CPUs with AVX512 or AVX2, some also for AMX (folder `kernels`).
 
 They compute attention, in decoding and over packed rows, norms, gates, rotary embeddings, the head's softmax, and the
 passes of an update over all weights. Those of decoding, norms, gates and rotary embeddings compute in float32 too.
@@ -34,11 +34,12 @@ from torch import Tensor
 from magicrl.models.products import INTEL, processor_flags, product
 
 _SOURCES = Path(__file__).with_name("kernels")
-_AVX512 = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16")
+_AVX512 = ("fma", "avx512f", "avx512bw", "avx512vl", "avx512dq")
+_BF16 = "avx512_bf16"
 _AMX = ("amx_tile", "amx_bf16")
 _AVX2 = ("avx2", "fma")
 # of a processor's instructions, and its maker where that decides; the first that it has is used
-_SETS = ((*_AVX512, *_AMX), (*_AVX512, INTEL), _AVX512, _AVX2)
+_SETS = ((*_AVX512, _BF16, *_AMX), (*_AVX512, _BF16, INTEL), (*_AVX512, _BF16), _AVX512, _AVX2)
 _FLAGS = (
     "-O3",
     "-ffp-contract=off",  # the source says where a product is rounded before a sum

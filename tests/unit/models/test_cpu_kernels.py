@@ -527,6 +527,10 @@ class TestMaking:
         [
             ("avx2 fma avx512f amx_tile amx_bf16", "avx2 fma"),
             (
+                "GenuineIntel avx2 fma avx512f avx512bw avx512vl avx512dq",
+                "fma avx512f avx512bw avx512vl avx512dq",
+            ),
+            (
                 "avx2 fma avx512f avx512bw avx512vl avx512dq avx512_bf16 amx_tile",
                 "fma avx512f avx512bw avx512vl avx512dq avx512_bf16",
             ),

@@ -1,4 +1,4 @@
-// Vectors of 16 numbers on CPUs with AVX512-BF16. `avx2.h` has the same functions for other CPUs.
+// Vectors of 16 numbers on CPUs with AVX512. `avx2.h` has the same functions for other CPUs.
 
 #pragma once
 
@@ -26,7 +26,17 @@ inline Floats load(const float* from, Mask some) { return _mm512_maskz_loadu_ps(
 inline Floats load(const bf16* from, Mask some = 0xffff) {
   return as_floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, from)), 16));
 }
+#ifdef __AVX512BF16__
 inline __m256i rounded_to_bf16(Floats x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+#else  // to the nearest, even if two are, and NaN stays NaN
+inline __m256i rounded_to_bf16(Floats x) {
+  const Bits bits = (Bits)x, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), all_bits(1));
+  const Bits sum = _mm512_add_epi32(bits, _mm512_add_epi32(odd, all_bits(0x7fff)));
+  const Mask numbers = _mm512_cmp_ps_mask(x, x, _CMP_ORD_Q);
+  const Bits rounded = _mm512_mask_mov_epi32(_mm512_or_si512(bits, all_bits(0x400000)), numbers, sum);
+  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+}
+#endif
 inline void store(float* to, Floats x) { _mm512_storeu_ps(to, x); }
 inline void store(float* to, Floats x, Mask some) { _mm512_mask_storeu_ps(to, some, x); }
 inline void store(bf16* to, Floats x) { _mm256_storeu_si256((__m256i*)to, rounded_to_bf16(x)); }
@@ -58,7 +68,7 @@ inline __m256 eight_of(One x) { return _mm512_castps512_ps256(x) + _mm512_extrac
 // `sum` plus the products of pairs of bfloat16 numbers
 inline Floats even_of(Bits pairs) { return as_floats(_mm512_slli_epi32(pairs, 16)); }
 inline Floats odd_of(Bits pairs) { return as_floats(_mm512_and_si512(pairs, all_bits(0xffff0000))); }
-#ifdef SLOW_PAIRS  // Intel's instruction for it takes as long as four of float32
+#if defined SLOW_PAIRS || !defined __AVX512BF16__  // there is no instruction for it, or one that takes as long as four of float32
 constexpr bool WIDENS = true;
 inline Floats add_pairs(Floats sum, Bits a, Bits b) {
   return fma(even_of(a), even_of(b), fma(odd_of(a), odd_of(b), sum));

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include "avx512.h"
 #else
 #include "avx2.h"
