@@ -1,8 +1,8 @@
 """Matrix products of bfloat16 tensors in float32, for float32 logits and for CPUs that are slower in bfloat16.
 
-torch emulates bfloat16 products on a CPU without AVX512, 50 times slower than in float32. An Intel CPU without AMX takes
-twice as long as in float32 where it has AVX512-BF16, and 3.5 times where not. On these, the operands are converted, some
-rows of a weight at a time, and the result is rounded once, as hardware with bfloat16 products does.
+torch emulates bfloat16 products on a CPU without AVX512, 50 times slower than in float32. An Intel CPU without AMX
+takes twice as long as in float32 where it has AVX512-BF16, and 3.5 times where not. On these, the operands are
+converted, some rows of a weight at a time, and the result is rounded once, as hardware with bfloat16 products does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-INTEL = "GenuineIntel"  # the maker whose AVX512-BF16 takes four times as long as a float32 instruction
+INTEL = "GenuineIntel"  # the maker whose AVX512-BF16, where it exists, takes as long as four float32 instructions
 _WIDEN_ROWS = 4096  # rows of a weight that are converted at once, instead of a float32 copy of the whole weight
 
 

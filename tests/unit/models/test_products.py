@@ -105,7 +105,9 @@ def test_only_bfloat16_on_a_cpu_is_widened(monkeypatch: pytest.MonkeyPatch) -> N
         ("AuthenticAMD avx512f avx512_bf16", False),
     ],
 )
-def test_an_intel_processor_without_amx_multiplies_in_float32(monkeypatch: pytest.MonkeyPatch, flags: str, widens: bool) -> None:
+def test_an_intel_processor_without_amx_multiplies_in_float32(
+    monkeypatch: pytest.MonkeyPatch, flags: str, widens: bool
+) -> None:
     monkeypatch.setattr(products, "processor_flags", lambda: frozenset(flags.split()))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
