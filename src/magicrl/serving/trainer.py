@@ -8,15 +8,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from magicrl.config.model_schema import AdamWConfig, DType, LoraConfig, ModelConfig
+from magicrl.config.section import Section
 from magicrl.files import named_errors
 from magicrl.models.loading import load_policy
 from magicrl.models.model_files import find_model, weights_fingerprint
@@ -27,6 +29,7 @@ from magicrl.serving.messages import Datum, LossRequest, loss_response
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 
+_Section = TypeVar("_Section", bound=Section)
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 _MLP = ("gate_proj", "up_proj", "down_proj")
 # The API's defaults.
@@ -38,14 +41,23 @@ def lora_of(given: Mapping[str, Any] | None) -> LoraConfig | None:
     """Return the adapters that a client's ``lora_config`` describes. None means that all weights are trained.
 
     Raises:
-        ValueError: No layer would be adapted, or the rank is not positive.
+        ValueError: No layer would be adapted, or the rank is not a positive integer.
     """
     if given is None:
         return None
     modules = (_ATTENTION if given.get("train_attn", True) else ()) + (_MLP if given.get("train_mlp", True) else ())
     if not modules:
         raise ValueError("lora_config trains neither train_attn nor train_mlp; the unembedding cannot be adapted here")
-    return LoraConfig(rank=given["rank"], alpha=32, target_modules=modules)
+    return _filled(LoraConfig, "lora_config", rank=given["rank"], alpha=32, target_modules=modules)
+
+
+def _filled(section: type[_Section], name: str, **settings: Any) -> _Section:
+    """Return the section, or raise ``ValueError`` with ``name`` and the first wrong setting, on one line."""
+    try:
+        return section(**settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{name}: {first['loc'][0]} is {first['input']!r}. {first['msg']}") from None
 
 
 class ServedTrainer:
@@ -175,7 +187,8 @@ class ServedTrainer:
                 raise ValueError(f"no step: the gradient norm is {norm}, the learning rate {rate}")
             limit = params.get("grad_clip_norm", 0.0)
             settings = {name: params.get(name, default) for name, default in _ADAM.items()}
-            optimizer.configure(AdamWConfig(**settings, max_grad_norm=limit if limit > 0 else math.inf))
+            settings["max_grad_norm"] = limit if limit > 0 else math.inf
+            optimizer.configure(_filled(AdamWConfig, "no step", **settings))
             optimizer.step(rate, norm)
         finally:
             optimizer.forget()

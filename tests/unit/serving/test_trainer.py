@@ -177,6 +177,9 @@ def test_a_rate_that_is_no_number_leaves_the_weights(model: str) -> None:
         wrong: Any = {**ADAM, "learning_rate": rate}
         with pytest.raises(ValueError, match=f"no step: {message}"):
             ours.step(wrong)
+    ours.forward_backward(request(datum(0, 8)))
+    with pytest.raises(ValueError, match=r"^no step: beta2 is 1\.5\. Input should be less than 1$"):
+        ours.step({**ADAM, "beta2": 1.5})
     assert all(torch.equal(value, before[name]) for name, value in ours.weights().items())
 
 
@@ -194,3 +197,6 @@ def test_adapters_are_those_that_the_client_requests() -> None:
     assert (config.rank, config.alpha, config.target_modules) == (8, 32, ("gate_proj", "up_proj", "down_proj"))
     with pytest.raises(ValueError, match="the unembedding cannot be adapted here"):
         lora_of({"rank": 8, "train_attn": False, "train_mlp": False})
+    for rank in (0, "many"):
+        with pytest.raises(ValueError, match=rf"^lora_config: rank is {rank!r}\. Input should be [^\n]*$"):
+            lora_of({"rank": rank})
