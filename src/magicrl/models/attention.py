@@ -278,5 +278,5 @@ class _Copy(torch.autograd.Function):
 def supports_row(query: Tensor, value: Tensor, rules: ScoreRules, longest: int) -> bool:
     """Return whether the kernels compute a layer's attention over sequences of at most ``longest`` keys."""
     width = query.shape[-1]
-    fits = value.shape[-1] == width and rules.plain(longest)
+    fits = value.shape[-1] == width and (rules.exact or rules.plain(longest))
     return fits and cpu_kernels.has_kernels(query.dtype, query.device, width)

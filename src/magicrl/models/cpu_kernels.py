@@ -175,9 +175,9 @@ def _found() -> ctypes.CDLL | str:
         "add_gradient": "ppppiiit",
         "add_widened": "ppit",
         "attend": "tppippiippippippiipppiiift",
-        "attend_exactly": "tppppp" + "iiiii" + "ft",
         "attend_row": "pp" + 3 * "pii" + "ppiiiift",
         "attend_row_backward": "pppppp" + 3 * "pii" + "pppiiiift",
+        "attend_row_exactly": "tpp" + 3 * "pii" + "ppiiiift",
         "decode_layers": "ttpppip" + "ppff" + "iippiipppt",
         "gated": "tpppiiit",
         "gated_backward": "tppppppit",
@@ -188,7 +188,7 @@ def _found() -> ctypes.CDLL | str:
         "pack_weight": "ppiit",
         "rotate": "tpipippiiit",
         "softmax_pull": "pfpppppiit",
-        "softmax_sums": "ppppipiiit",
+        "softmax_sums": "pppppipiiit",
         "square_sum": "ppit",
     }
     for name, given in arguments.items():
@@ -424,8 +424,8 @@ def multiply_rows(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     return out if bias is None else out.add_(bias)
 
 
-def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Reduce each row of bfloat16 ``x`` times ``factor`` to its softmax statistics.
+def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Reduce each row of bfloat16 ``x`` times ``factor`` to its softmax statistics. Other rows don't change its bits.
 
     Args:
         x: ``[rows, width]`` with contiguous rows.
@@ -434,15 +434,15 @@ def softmax_sums(x: Tensor, factor: Tensor, block: int) -> tuple[Tensor, Tensor,
 
     Returns:
         The row's maximum m, ``[rows]`` float32; the sums of e^(x - m) over blocks of neighbours, ``[rows, blocks]``
-        float64; the sum of e^(x - m) (x - m), ``[rows]`` float64.
+        float64; the logarithm of their total and the entropy, ``[rows]`` float64 each.
     """
     factor = factor.contiguous()
     rows, width = x.shape
-    largest = torch.empty(rows)
-    sums, moments = torch.empty(rows, -(-width // block), dtype=torch.float64), torch.empty(rows, dtype=torch.float64)
-    found = addresses(largest, sums, moments, x)
+    largest, sums = torch.empty(rows), torch.empty(rows, -(-width // block), dtype=torch.float64)
+    log_totals, entropies = torch.empty(2, rows, dtype=torch.float64)
+    found = addresses(largest, sums, log_totals, entropies, x)
     kernels().softmax_sums(*found, x.stride(0), factor.data_ptr(), rows, width, block, torch.get_num_threads())
-    return largest, sums, moments
+    return largest, sums, log_totals, entropies
 
 
 def softmax_pull(
@@ -604,27 +604,3 @@ class DecodeKernel:
             _wide(x), exact, *addresses(x, layers, self._blocks), len(layers), sizes.data_ptr(),
             *addresses(cos, sin), eps, scaling, *self._widths, *self._step(), self._threads,
         )  # fmt: skip
-
-
-def attend_in_blocks(query: Tensor, key: Tensor, value: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
-    """Attend causally with the bits that `DecodeKernel` has for each token.
-
-    Args:
-        query: bfloat16 or float32 ``[rows, width, heads, dim]``, of the last keys.
-        key, value: ``[rows, keys, kv_heads, dim]``, from the start of each sequence.
-        scaling: Factor on the scores.
-
-    Returns:
-        ``[rows, width, heads, dim]``, and float32 log-sums of the softmax, ``[rows, heads, width]``.
-    """
-    rows, width, heads, dim = query.shape
-    keys, kv_heads = key.shape[1:3]
-    # [rows, kv_heads, width, heads of each, dim], and [rows, kv_heads, keys, dim]
-    q = query.unflatten(2, (kv_heads, -1)).transpose(1, 2).contiguous()
-    k, v = (x.transpose(1, 2).contiguous() for x in (key, value))
-    out, log_sums = torch.empty_like(q), torch.empty(q.shape[:-1])
-    kernels().attend_exactly(
-        _wide(query), *addresses(out, log_sums, q, k, v), rows * kv_heads, width, keys, heads // kv_heads, dim, scaling,
-        torch.get_num_threads(),
-    )  # fmt: skip
-    return out.transpose(1, 2).flatten(2, 3), log_sums.transpose(2, 3).flatten(1, 2)

@@ -8,6 +8,7 @@ attention on a GPU. The result does not depend on the number of threads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -36,20 +37,27 @@ class CpuRow:
             torch.from_numpy(np.ascontiguousarray(x, dtype=np.int64)) for x in (table[order], source, bounds)
         ]
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, scaling: float, exact: bool = False) -> Tensor:
         """Attend as `magicrl.models.packing.AttentionContext` does, for layers that
         `magicrl.models.attention.supports_row` accepts.
         """
         # [1, heads, tokens, dim] -> [tokens, heads, dim], a view
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-        out, _ = attend_row(q, k, v, *self.tables, scaling)
+        out, _ = attend_row(q, k, v, *self.tables, scaling, exact)
         return cast(Tensor, out)[None]
 
 
 # A torch operator, so that gradient checkpointing can keep its result.
 @torch.library.custom_op("magicrl::attend_row", mutates_args=())
 def attend_row(
-    q: Tensor, k: Tensor, v: Tensor, sequences: Tensor, source: Tensor, families: Tensor, scaling: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sequences: Tensor,
+    source: Tensor,
+    families: Tensor,
+    scaling: float,
+    exact: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Compute attention of bfloat16 ``q`` over ``k`` and ``v``.
 
@@ -60,6 +68,8 @@ def attend_row(
         source: ``[keys]`` int64, the token of the row of each key.
         families: Bounds of sequences that share keys.
         scaling: Factor on the scores.
+        exact: Each token has the bits that `magicrl.models.cpu_kernels.DecodeKernel` gives it. Inputs may be float32
+            then, without gradients.
 
     Returns:
         The output ``[tokens, heads, dim]``, and the logarithms of the softmax sums ``[tokens, heads]`` float32.
@@ -67,7 +77,8 @@ def attend_row(
     q, k, v = (_with_contiguous_heads(x) for x in (q, k, v))
     tokens, heads, dim = q.shape
     out, sums = q.new_empty(tokens, heads, dim), q.new_empty(tokens, heads, dtype=torch.float32)
-    kernels().attend_row(
+    attend = partial(kernels().attend_row_exactly, q.dtype == torch.float32) if exact else kernels().attend_row
+    attend(
         *addresses(out, sums), *_views(q, k, v), *addresses(sequences, source), len(sequences),
         k.shape[1], heads // k.shape[1], dim, scaling, torch.get_num_threads(),
     )  # fmt: skip
@@ -112,13 +123,13 @@ def _views(*tensors: Tensor) -> list[int]:
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scaling = inputs
+    *tensors, ctx.scaling, _ = inputs
     ctx.save_for_backward(*output, *tensors)
 
 
 def _backward(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     found = attend_row_backward(grad, *ctx.saved_tensors, ctx.scaling)
-    return *cast("tuple[Tensor, Tensor, Tensor]", found), None, None, None, None
+    return *cast("tuple[Tensor, Tensor, Tensor]", found), None, None, None, None, None
 
 
 attend_row.register_autograd(_backward, setup_context=_save)

@@ -12,14 +12,14 @@ torch does not guarantee these properties of its kernels. `use_exact` measures t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from magicrl.models import cpu_kernels
-from magicrl.models.cpu_rows import CpuRow, attend_row_backward
+from magicrl.models import cpu_kernels, cpu_rows
 from magicrl.models.linear import gradient_sum, linear_product, weight_gradient
 from magicrl.models.products import product, widens_bfloat16
 
@@ -117,11 +117,14 @@ class _ExactAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         ctx.scaling = scaling
-        if cpu_kernels.has_both(query.dtype, query.device, query.shape[3]):
-            out, log_sums = cpu_kernels.attend_in_blocks(query, key, value, scaling)
-            ctx.save_for_backward(query, key, value, out, log_sums)
-            return out
         width, heads, kv_heads = query.shape[1], query.shape[2], key.shape[2]
+        if cpu_kernels.has_both(query.dtype, query.device, query.shape[3]):
+            rows = len(query)
+            tables = cpu_rows.CpuRow([width] * rows, [key.shape[1]] * rows).tables
+            found = cpu_rows.attend_row(*(x.flatten(0, 1) for x in (query, key, value)), *tables, scaling, True)
+            out, logs = (x.unflatten(0, (rows, width)) for x in cast("tuple[Tensor, Tensor]", found))
+            ctx.save_for_backward(query, key, value, out, logs.transpose(1, 2))
+            return out
         q = _heads_first(query.unflatten(2, (kv_heads, -1)), ROWS)
         k, v = (_heads_first(x[:, :, :, None], BLOCK).flatten(1, 2) for x in (key, value))
         outputs, log_sums = _attended(q, k, v, key.shape[1] - width, scaling)
@@ -137,14 +140,6 @@ class _ExactAttention(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, log_sums = ctx.saved_tensors
         width, keys = query.shape[1], key.shape[1]
-        if cpu_kernels.has_kernels(query.dtype, query.device, query.shape[3]):
-            # By the kernel for packed rows, each row a sequence.
-            rows = len(query)
-            row = CpuRow([width] * rows, [keys] * rows)
-            given = (grads[0], out, log_sums.transpose(1, 2), query, key, value)
-            tensors = (x.flatten(0, 1).contiguous() for x in given)
-            found = cast("tuple[Tensor, Tensor, Tensor]", attend_row_backward(*tensors, *row.tables, ctx.scaling))
-            return *(x.unflatten(0, (rows, -1)) for x in found), None
         wide = [x.transpose(1, 2).to(log_sums.dtype) for x in (grads[0], query, key, value, out)]
         causal = width == keys
         mask = None
@@ -221,12 +216,15 @@ def multiplies_exactly(weight: Tensor) -> bool:
 
 def exact_product(x: Tensor, weight: Tensor) -> Tensor:
     """Return ``x``, ``[..., d]``, times the transposed ``weight``, by magicrl's kernels. It has no gradient."""
-    rows = x.flatten(0, -2)
+    return exact_products(weight)(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+def exact_products(weight: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the same for rows ``[n, d]``, as a function that converts the weight once."""
     if weight.dtype == torch.float32:
-        found = cpu_kernels.multiply_rows(rows, weight)
-    else:
-        found = cpu_kernels.multiply(rows, cpu_kernels.packed_weight(weight), len(weight))
-    return found.unflatten(0, x.shape[:-1])
+        return lambda rows: cpu_kernels.multiply_rows(rows, weight)
+    packed = cpu_kernels.packed_weight(weight)
+    return lambda rows: cpu_kernels.multiply(rows, packed, len(weight))
 
 
 class _Product(torch.autograd.Function):

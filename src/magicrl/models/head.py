@@ -18,7 +18,7 @@ With ``entropy_clamp``, H is that of p restricted to the most likely words and r
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from magicrl.models import cpu_kernels
-from magicrl.models.exact import exact_product, filled_rows, multiplies_exactly, row_sums
+from magicrl.models.exact import exact_products, filled_rows, multiplies_exactly, row_sums
 from magicrl.models.products import float32_product, is_widened, product
 
 Backend = Literal["auto", "torch", "triton"]
@@ -176,6 +176,7 @@ class TorchHead:
         self.whole = whole
         self._elements = _GPU_BLOCK_ELEMENTS if inputs.hidden.is_cuda else _CPU_BLOCK_ELEMENTS
         self._buffers: list[Tensor] = []
+        self._exactly: Callable[[Tensor], Tensor] | None = None
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return log-probs, entropies and logsumexp, ``[tokens]`` each, and `Pull.kept`."""
@@ -187,7 +188,7 @@ class TorchHead:
         step = inputs.options.chunk_tokens
         for start in range(0, tokens, step):
             # All words of some rows, because a softmax needs the whole row.
-            product = self._product(slice(start, start + step), slice(0, vocab))
+            product = self._logits(slice(start, start + step))
             self.whole = product if tokens <= step else None
             for span, _, logits, spare in self._blocks(start, product, slice(0, vocab)):
                 largest = logits.amax(dim=1, keepdim=True)
@@ -232,6 +233,14 @@ class TorchHead:
             part.copy_(spare)
         return product.to(inputs.hidden.dtype)
 
+    def _logits(self, rows: slice) -> Tensor:
+        """Return the product of some rows with all words. In exact mode it has the sampler's bits, unlike gradients."""
+        inputs = self._inputs
+        if inputs.options.exact and multiplies_exactly(inputs.weight):
+            self._exactly = self._exactly or exact_products(inputs.weight)
+            return self._exactly(inputs.hidden[rows])
+        return self._product(rows, slice(0, len(inputs.weight)))
+
     def _product(self, rows: slice, words: slice) -> Tensor:
         inputs = self._inputs
         if self.whole is not None:
@@ -239,8 +248,6 @@ class TorchHead:
         if inputs.options.float32:
             return float32_product(inputs.hidden[rows], inputs.weight[words])
         hidden, weight = inputs.hidden[rows], inputs.weight[words]
-        if inputs.options.exact and multiplies_exactly(weight):
-            return exact_product(hidden, weight)
         filled = filled_rows(hidden) if inputs.options.exact else hidden
         found = float32_product(filled, weight).to(hidden.dtype) if is_widened(hidden) else filled @ weight.T
         return found[: len(hidden)]
@@ -281,7 +288,7 @@ class KernelHead(TorchHead):
     def serves(inputs: HeadInputs) -> bool:
         """Return whether the kernels support these inputs."""
         options = inputs.options
-        more = inputs.bias is not None or options.softcap is not None or options.float32 or options.exact
+        more = inputs.bias is not None or options.softcap is not None or options.float32
         return not more and not options.entropy_clamp and cpu_kernels.has_kernels(
             inputs.weight.dtype, inputs.weight.device, _KERNEL_BLOCK
         )  # fmt: skip
@@ -292,19 +299,16 @@ class KernelHead(TorchHead):
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor, None]:
         inputs, step = self._inputs, self._inputs.options.chunk_tokens
-        tokens, words = len(inputs.hidden), slice(0, len(inputs.weight))
+        tokens = len(inputs.hidden)
         logprobs, entropies, log_sums = (torch.empty(tokens, dtype=inputs.dtype) for _ in range(3))
         for start in range(0, tokens, step):
             rows = slice(start, start + step)
-            product = self._product(rows, words)
+            product = self._logits(rows)
             self.whole = product if tokens <= step else None
             factors = torch.full((len(product),), self._factor)
-            largest, sums, moments = cpu_kernels.softmax_sums(product, factors, _KERNEL_BLOCK)
-            total = sums.sum(-1)
-            log_total = total.log()
+            largest, _, log_totals, entropies[rows] = cpu_kernels.softmax_sums(product, factors, _KERNEL_BLOCK)
             chosen = product.gather(1, inputs.targets[rows, None])[:, 0].float() * self._factor
-            logprobs[rows], entropies[rows] = chosen - largest - log_total, log_total - moments / total
-            log_sums[rows] = largest + log_total
+            logprobs[rows], log_sums[rows] = chosen - largest - log_totals, largest + log_totals
         return logprobs, entropies, log_sums, None
 
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:

@@ -320,7 +320,7 @@ class PrefillAttention:
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
                 out = attend_rows(q, k, v, scaling, rules)
             outputs.append(out.flatten(0, 1))
-        return self._kernels.attend(query, key, value, scaling) if served else torch.cat(outputs)[None]
+        return self._kernels.attend(query, key, value, scaling, rules.exact) if served else torch.cat(outputs)[None]
 
     def carry(self, layer: int, hidden: Tensor, run: LayerFunction) -> Tensor:
         outputs: list[Tensor] = []

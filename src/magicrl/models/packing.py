@@ -338,7 +338,7 @@ class _Row(ABC):
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float, rules: ScoreRules = PLAIN
     ) -> Tensor:
         if supports_row(query, value, rules, self._longest):
-            return self.kernels.attend(query, key, value, scaling)
+            return self.kernels.attend(query, key, value, scaling, rules.exact)
         widths = query.shape[-1], value.shape[-1]
         if supports_varlen(capability_of(query.device), query.dtype, widths, rules, self._longest):
             return self.varlen.attend(query, key, value, scaling, rules)

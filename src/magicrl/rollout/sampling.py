@@ -103,13 +103,13 @@ def sample_tokens(
     dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
     greedy = temperature == 0.0
     tau = np.where(greedy, 1.0, temperature)
-    # the learner divides by tau
-    factor = tau if exact else 1.0 / tau
-    scale = None if bool((tau == 1.0).all()) else torch.from_numpy(factor).to(logits.device, dtype)[:, None]
     points = torch.from_numpy(uniforms).to(logits.device)
     picks = torch.from_numpy(greedy).to(logits.device) if greedy.any() else None
-    if not exact and cpu_kernels.has_kernels(logits.dtype, logits.device, _BLOCK) and logits.stride(1) == 1:
-        return _sample_by_kernel(logits[:, :valid_vocab], torch.from_numpy(factor).float(), points, picks)
+    if cpu_kernels.has_kernels(logits.dtype, logits.device, _BLOCK) and logits.stride(1) == 1:
+        return _sample_by_kernel(logits[:, :valid_vocab], torch.from_numpy(1.0 / tau).float(), points, picks)
+    # Without kernels the learner divides by tau.
+    factor = torch.from_numpy(tau if exact else 1.0 / tau)
+    scale = None if bool((tau == 1.0).all()) else factor.to(logits.device, dtype)[:, None]
     rows = max(1, _CHUNK_ELEMENTS // valid_vocab) if logits.device.type == "cpu" else len(logits)
     parts = [
         _sample_chunk(
@@ -165,15 +165,13 @@ def likely_tokens(
 
 def _sample_by_kernel(logits: Tensor, factor: Tensor, points: Tensor, greedy: Tensor | None) -> Sampled:
     """Sample from bfloat16 logits: one pass sums the weights and writes only those of the chosen block."""
-    largest, blocks, moments = cpu_kernels.softmax_sums(logits, factor, _BLOCK)
-    total = blocks.sum(-1)
+    largest, blocks, log_totals, entropies = cpu_kernels.softmax_sums(logits, factor, _BLOCK)
 
     def below(columns: Tensor) -> Tensor:
         return logits.gather(-1, columns).float() * factor[:, None] - largest[:, None]
 
-    tokens = _chosen(logits, lambda columns: below(columns).exp(), blocks, points * total, greedy)
-    logprobs = below(tokens[:, None])[:, 0] - total.log()
-    entropies = total.log() - moments / total
+    tokens = _chosen(logits, lambda columns: below(columns).exp(), blocks, points * blocks.sum(-1), greedy)
+    logprobs = below(tokens[:, None])[:, 0] - log_totals
     return tokens, logprobs.float(), entropies.float()
 
 

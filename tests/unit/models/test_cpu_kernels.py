@@ -338,14 +338,19 @@ def test_sums_of_a_softmax_are_torchs(width: int) -> None:
     x = torch.randn(4, 1000).mul(5).to(BF16)[:, :width]
     x[0, 3], x[1, 7] = -torch.inf, -300.0
     factor = torch.tensor([1.0, 0.5, 2.0, 1.0])
-    largest, sums, moments = cpu_kernels.softmax_sums(x, factor, 256)
+    largest, sums, log_totals, entropies = cpu_kernels.softmax_sums(x, factor, 256)
     below = x.double() * factor[:, None]
     below -= below.amax(-1, keepdim=True)
     weights = below.exp()
     assert torch.equal(largest, (x.float() * factor[:, None]).amax(-1))
     blocks = torch.stack([part.sum(-1) for part in weights.split(256, dim=-1)], dim=-1)
     torch.testing.assert_close(sums, blocks, rtol=1e-5, atol=0)
-    torch.testing.assert_close(moments, torch.where(weights > 0, weights * below, 0.0).sum(-1), rtol=1e-5, atol=1e-12)
+    torch.testing.assert_close(log_totals, weights.sum(-1).log(), rtol=1e-5, atol=1e-6)
+    shares = weights / weights.sum(-1, keepdim=True)
+    torch.testing.assert_close(entropies, torch.special.entr(shares).sum(-1), rtol=1e-5, atol=1e-6)
+    first = cpu_kernels.softmax_sums(x[:1], factor[:1], 256)
+    for own, of_all in zip(first, (largest, sums, log_totals, entropies), strict=True):
+        assert torch.equal(own[0], of_all[0])
     for broken in (torch.nan, torch.inf):
         x[2, width - 1] = broken
         assert cpu_kernels.softmax_sums(x, factor, 256)[1].sum(-1).isnan().tolist() == [False, False, True, False]

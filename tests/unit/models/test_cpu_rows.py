@@ -152,7 +152,8 @@ def test_which_layers_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
     ours = cpu_kernels.missing() is None
     assert supports_row(q, v, PLAIN, 10) is ours
     assert supports_row(q, v, ScoreRules(window=10), 10) is ours
-    for rules in (EXACT, ScoreRules(window=9), ScoreRules(softcap=5.0), ScoreRules(sinks=torch.zeros(2))):
+    assert supports_row(q, v, EXACT, 10) is ours
+    for rules in (ScoreRules(window=9), ScoreRules(softcap=5.0), ScoreRules(sinks=torch.zeros(2))):
         assert not supports_row(q, v, rules, 10)
     assert not supports_row(q.float(), v.float(), PLAIN, 10)
     assert not supports_row(q, v[..., :32], PLAIN, 10)

@@ -20,8 +20,9 @@ from numpy.random import Generator
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from magicrl.config.model_schema import ModelConfig
-from magicrl.models import cpu_kernels, decoding, exact
-from magicrl.models.attention import attend_rows
+from magicrl.models import cpu_kernels, cpu_rows, decoding, exact
+from magicrl.models.attention import EXACT, attend_rows, supports_row
+from magicrl.models.cpu_rows import CpuRow
 from magicrl.models.exact import ExactLinear, attend_exactly, exact_product, multiplies_exactly, silu
 from magicrl.models.linear import use_gradient_sums
 from magicrl.models.memory_efficient import gated_linear
@@ -153,11 +154,11 @@ def test_a_kernel_attends_where_there_are_kernels(
 ) -> None:
     asked = list[str]()
     kernel = cpu_kernels.DecodeKernel
-    for owner, name in ((kernel, "__call__"), (kernel, "run_layers"), (cpu_kernels, "attend_in_blocks")):
+    for owner, name in ((kernel, "__call__"), (kernel, "run_layers"), (cpu_rows, "attend_row")):
         original: Any = getattr(owner, name)
 
         def attend(*given: Any, original: Any = original, name: str = name, **options: Any) -> Any:
-            asked.append(name)
+            asked.append("exactly" if name == "attend_row" and given[-1] is True else name)
             return original(*given, **options)
 
         monkeypatch.setattr(owner, name, attend)
@@ -167,7 +168,7 @@ def test_a_kernel_attends_where_there_are_kernels(
     if cpu_kernels.missing() is None:
         # One of them attends in decoding: all layers at once need magicrl's products.
         assert {"__call__", "run_layers"} & set(asked)
-        assert ("attend_in_blocks" in asked) == exact
+        assert ("exactly" in asked) == exact
     else:
         assert not asked
 
@@ -205,7 +206,13 @@ def test_attention_and_its_gradient_are_plain_ones(
     given = [torch.randn(s, generator=generator, dtype=dtype).requires_grad_() for s in shapes]
     wide = [x.detach().to(torch.promote_types(dtype, torch.float32)).requires_grad_() for x in given]
     mask = torch.arange(first + width) <= first + torch.arange(width)[:, None]
-    ours, plain = attend_exactly(*given, 0.3), attend_rows(*wide, 0.3, mask=mask)
+    rows = [x.flatten(0, 1).transpose(0, 1)[None] for x in given]
+    if supports_row(rows[0], rows[2], EXACT, first + width):
+        row = CpuRow([width] * 2, [first + width] * 2)
+        ours = row.attend(rows[0], rows[1], rows[2], 0.3, exact=True)[0].unflatten(0, (2, -1))
+    else:
+        ours = attend_exactly(*given, 0.3)
+    plain = attend_rows(*wide, 0.3, mask=mask)
     pull = torch.randn(ours.shape, generator=generator, dtype=dtype)
     torch.testing.assert_close(ours.to(plain.dtype), plain, atol=most, rtol=0)
     found, expected = torch.autograd.grad(ours, given, pull), torch.autograd.grad(plain, wide, pull.to(plain.dtype))

@@ -4,6 +4,7 @@
 
 #include "decode_tiles.h"
 #include "parts.h"
+#include "row.h"
 
 namespace {
 
@@ -224,36 +225,47 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
   });
 }
 
-// Causal attention of whole sequences, with the bits that `attend` has for each of their tokens. The queries are those of
-// the last `width` keys: q and out [sequences, width, group, dim], k and v [sequences, keys, dim], log_sums
-// [sequences, width, group] of the softmax.
-void attend_exactly(int wide, void* out, float* log_sums, const void* q, const void* k, const void* v,
-                    int64_t sequences, int64_t width, int64_t keys, int64_t group, int64_t dim, float scale, int threads) {
+// Causal attention over the sequences of a row, with the bits that `attend` has for each of their tokens. The arguments are
+// those of `attend_row` in `rows.cpp`, in float32 if `wide`.
+void attend_row_exactly(int wide, void* out, float* log_sums, const void* q, int64_t q_row, int64_t q_head, const void* k,
+                        int64_t k_row, int64_t k_head, const void* v, int64_t v_row, int64_t v_head,
+                        const int64_t* sequences, const int64_t* source, int64_t count, int64_t kv_heads, int64_t group,
+                        int64_t dim, float scale, int threads) {
   with_queries(wide, [&](auto* kind) {
     using Kind = std::remove_pointer_t<decltype(kind)>;
     using T = typename Kind::Number;
-    const int64_t first = keys - width, blocks = (width + BLOCK - 1) / BLOCK;
+    const View<T> asked{(const T*)q, q_row, q_head};
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
       Kind queries(int(BLOCK * group), int(dim), scale);
+      std::vector<T> keys, values;
 #pragma omp for collapse(2) schedule(dynamic)
-      for (int64_t sequence = 0; sequence < sequences; ++sequence)
-        for (int64_t block = 0; block < blocks; ++block) {
-          const int64_t begin = block * BLOCK, end = std::min(width, begin + BLOCK), count = (end - begin) * group;
-          const int64_t place = (sequence * width + begin) * group;
-          queries.begin();
-          std::memcpy(queries.q.data(), (const T*)q + place * dim, count * dim * sizeof(T));
-          queries.turn(0, int(count));
-          for (int64_t at = 0; at < first + end; at += CHUNK) {
-            const int64_t start = (sequence * keys + at) * dim;
-            const int whole = int(std::min(int64_t(CHUNK), keys - at));
-            queries.see(0, int(count), (const T*)k + start, (const T*)v + start, whole, [&](int64_t query) {
-              return int(std::clamp<int64_t>(first + begin + query / group + 1 - at, 0, whole));
-            });
-          }
-          for (int query = 0; query < count; ++query) {
-            queries.write(query, (T*)out + (place + query) * dim);
-            log_sums[place + query] = queries.most[query] + std::log(queries.total[query]);
+      for (int64_t sequence = 0; sequence < count; ++sequence)
+        for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {
+          const Sequence& s = ((const Sequence*)sequences)[sequence];
+          keys.resize(s.keys * dim), values.resize(s.keys * dim);
+          s.gather(keys.data(), {(const T*)k, k_row, k_head}, source, kv_head, dim);
+          s.gather(values.data(), {(const T*)v, v_row, v_head}, source, kv_head, dim);
+          for (int64_t begin = 0; begin < s.queries; begin += BLOCK) {
+            const int64_t end = std::min(s.queries, begin + BLOCK);
+            const int some = int((end - begin) * group);
+            const auto token = [&](int query) { return s.first + begin + query / group; };
+            const auto head = [&](int query) { return kv_head * group + query % group; };
+            queries.begin();
+            for (int query = 0; query < some; ++query)
+              std::memcpy(&queries.q[query * dim], asked.at(token(query), head(query)), dim * sizeof(T));
+            queries.turn(0, some);
+            for (int64_t at = 0; at < s.reach(end); at += CHUNK) {
+              const int whole = int(std::min(int64_t(CHUNK), s.keys - at));
+              queries.see(0, some, &keys[at * dim], &values[at * dim], whole, [&](int64_t query) {
+                return int(std::clamp<int64_t>(s.reach(begin + query / group + 1) - at, 0, whole));
+              });
+            }
+            for (int query = 0; query < some; ++query) {
+              const int64_t place = token(query) * kv_heads * group + head(query);
+              queries.write(query, (T*)out + place * dim);
+              log_sums[place] = queries.most[query] + std::log(queries.total[query]);
+            }
           }
         }
     }

@@ -4,10 +4,11 @@
 
 extern "C" {
 
-// Of each row's numbers, times the row's `factor`: the largest, sums of e^(x - largest) by blocks of neighbours, and the
-// sum of e^(x - largest) (x - largest). What is further than 87 below the largest has weight 0; NaN makes sums NaN.
-void softmax_sums(float* largest, double* blocks, double* moments, const bf16* x, int64_t x_row, const float* factor,
-                  int64_t rows, int64_t width, int64_t block, int threads) {
+// Of each row's numbers, times the row's `factor`: the largest, sums of e^(x - largest) by blocks of neighbours, the logarithm
+// of their total, and the entropy. What is further than 87 below the largest has weight 0; NaN makes sums NaN. A row's bits
+// don't depend on the other rows.
+void softmax_sums(float* largest, double* blocks, double* log_totals, double* entropies, const bf16* x, int64_t x_row,
+                  const float* factor, int64_t rows, int64_t width, int64_t block, int threads) {
   const int64_t count = (width + block - 1) / block;
 #pragma omp parallel for num_threads(threads) if (threads > 1)
   for (int64_t row = 0; row < rows; ++row) {
@@ -18,7 +19,7 @@ void softmax_sums(float* largest, double* blocks, double* moments, const bf16* x
     for (int64_t i = 0; i < width; i += 16) top = choose(there(i), larger(top, numbers(i)), top);
     const Floats scale = all(factor[row]);
     const Floats most = all(largest_of(top)) * scale;
-    double moment = 0;
+    double total = 0, moment = 0;
     for (int64_t b = 0; b < count; ++b) {
       Floats sum = all(0), along = all(0);
       for (int64_t i = b * block; i < std::min(width, (b + 1) * block); i += 16) {
@@ -28,11 +29,12 @@ void softmax_sums(float* largest, double* blocks, double* moments, const bf16* x
         sum = choose(counts, sum + w, sum);
         along = choose(counts, fma(w, below, along), along);
       }
-      blocks[row * count + b] = sum_of(sum);
+      total += blocks[row * count + b] = sum_of(sum);
       moment += sum_of(along);
     }
     largest[row] = first_of(most);
-    moments[row] = moment;
+    log_totals[row] = std::log(total);
+    entropies[row] = log_totals[row] - moment / total;
   }
 }
 

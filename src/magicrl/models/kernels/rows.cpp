@@ -3,6 +3,7 @@
 // Keys are the rows of every product and queries its columns, so that what a softmax takes over keys are sums and maxima of
 // whole vectors.
 
+#include "row.h"
 #include "tiles.h"
 
 namespace {
@@ -14,6 +15,7 @@ constexpr int ROWS = REGISTERS > 16 ? 6 : 4, WIDE = REGISTERS > 16 ? 4 : 1, NARR
 
 using Words = std::vector<uint32_t>;  // pairs of bfloat16, the first in the low half
 using Numbers = std::vector<float>;
+using Row = View<bf16>;
 
 template <int J>
 inline void columns_of(float* c, int64_t c_row, const uint32_t* a, int64_t a_row, const uint32_t* b, int64_t b_row,
@@ -76,36 +78,19 @@ void written(bf16* to, int64_t row, const float* from, int count, int dim) {
     }
 }
 
-// A sequence as the caller's table has it: its queries are those of the last keys.
-struct Sequence {
-  int64_t first, queries, offset, keys;  // its first query in the row; where its keys stand in `source`
-
-  // lanes of the queries from `query` on that see key `key`
-  Mask sees(int64_t key, int64_t query) const {
-    const int64_t before = key - (keys - queries) - query;
-    return before <= 0 ? 0xffff : before >= 16 ? 0 : Mask(0xffff << before);
-  }
-  Mask there(int64_t query) const {
-    return lanes(queries - query);
-  }
-  int64_t reach(int64_t query) const { return std::min(keys, keys - queries + query + QUERIES); }
-};
-
-// Rows of bfloat16 numbers: [tokens, heads, dim] with the last axis contiguous.
-struct View {
-  const bf16* data;
-  int64_t row, head;
-  const bf16* at(int64_t token, int64_t which) const { return data + token * row + which * head; }
-};
+// lanes of the queries from `query` on that see key `key`
+Mask sees(const Sequence& s, int64_t key, int64_t query) {
+  const int64_t before = key - (s.keys - s.queries) - query;
+  return before <= 0 ? 0xffff : before >= 16 ? 0 : Mask(0xffff << before);
+}
 
 // tokens of a sequence with those that fill its last tile of pairs
 int64_t padded(int64_t tokens) { return 2 * whole_tiles((tokens + 1) / 2); }
 
 // A head's keys or values of a sequence, one after the other, and zeros behind them.
-Words gathered(const View& x, const Sequence& s, const int64_t* source, int64_t head, int dim) {
+Words gathered(const Row& x, const Sequence& s, const int64_t* source, int64_t head, int dim) {
   Words found(padded(s.keys) * dim / 2);
-  for (int64_t i = 0; i < s.keys; ++i)
-    std::memcpy(&found[i * dim / 2], x.at(source[s.offset + i], head), dim * sizeof(bf16));
+  s.gather((bf16*)found.data(), x, source, head, dim);
   return found;
 }
 
@@ -145,7 +130,7 @@ struct Softmax {
     for (int j = 0; j < LANES; ++j) {
       Floats now = most[j], sum = all(0);
       const auto score = [&](int i) { return load(scores + i * QUERIES + 16 * j) * factor; };
-      const auto seen = [&](int i) { return i < count ? s.sees(key + i, query + 16 * j) : Mask(0); };
+      const auto seen = [&](int i) { return i < count ? sees(s, key + i, query + 16 * j) : Mask(0); };
       for (int i = 0; i < count; ++i) now = choose(seen(i), larger(now, score(i)), now);
       before[j] = exponential(most[j] - now);
       for (int i = 0; i < count; i += 2) {
@@ -161,7 +146,7 @@ struct Softmax {
   }
 };
 
-void forward(bf16* out, float* log_sums, const View& q, const View& k, const View& v, const int64_t* source,
+void forward(bf16* out, float* log_sums, const Row& q, const Row& k, const Row& v, const int64_t* source,
              const Sequence& s, int64_t heads, int64_t group, int64_t kv_head, int dim, float scale) {
   const Words keys = gathered(k, s, source, kv_head, dim);
   const int64_t places = padded(s.keys);
@@ -175,8 +160,8 @@ void forward(bf16* out, float* log_sums, const View& q, const View& k, const Vie
       turned_block(queries, q.at(s.first + query, head), q.row, count, dim);
       std::fill(seen.begin(), seen.end(), 0.0f);
       Softmax softmax(scale);
-      for (int64_t key = 0; key < s.reach(query); key += KEYS) {
-        const int some = int(std::min(int64_t(KEYS), s.reach(query) - key));
+      for (int64_t key = 0; key < s.reach(query + QUERIES); key += KEYS) {
+        const int some = int(std::min(int64_t(KEYS), s.reach(query + QUERIES) - key));
         Floats before[LANES];
         product(scores.data(), QUERIES, &keys[key * dim / 2], dim / 2, queries.data(), QUERIES, some, QUERIES, dim / 2,
                 false);
@@ -200,8 +185,8 @@ void forward(bf16* out, float* log_sums, const View& q, const View& k, const Vie
     }
 }
 
-void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out, const float* log_sums, const View& q,
-              const View& k, const View& v, const int64_t* source, const Sequence& s, int64_t heads, int64_t group,
+void backward(bf16* dq, float* dk, float* dv, const Row& pull, const Row& out, const float* log_sums, const Row& q,
+              const Row& k, const Row& v, const int64_t* source, const Sequence& s, int64_t heads, int64_t group,
               int64_t kv_head, int dim, float scale) {
   const int64_t places = padded(s.keys);
   const Words keys = gathered(k, s, source, kv_head, dim), key_columns = columns_of_pairs(keys, places, dim);
@@ -218,7 +203,7 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
       const int64_t first = s.first + query;
       turned_block(queries, q.at(first, head), q.row, count, dim);
       turned_block(pulls, pull.at(first, head), pull.row, count, dim);
-      for (auto& [pairs, x] : {std::pair<Words&, const View&>{query_pairs, q}, {pull_pairs, pull}}) {
+      for (auto& [pairs, x] : {std::pair<Words&, const Row&>{query_pairs, q}, {pull_pairs, pull}}) {
         paired(pairs.data(), x.at(first, head), x.row, count, dim);
         std::fill(pairs.begin() + (count + 1) / 2 * dim, pairs.end(), 0u);
       }
@@ -231,8 +216,8 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
         sums[i] = log_sums[(first + i) * heads + head];
       }
       std::fill(query_slopes.begin(), query_slopes.end(), 0.0f);
-      for (int64_t key = 0; key < s.reach(query); key += KEYS) {
-        const int some = int(std::min(int64_t(KEYS), s.reach(query) - key));
+      for (int64_t key = 0; key < s.reach(query + QUERIES); key += KEYS) {
+        const int some = int(std::min(int64_t(KEYS), s.reach(query + QUERIES) - key));
         product(scores.data(), QUERIES, &keys[key * dim / 2], dim / 2, queries.data(), QUERIES, some, QUERIES, dim / 2,
                 false);
         product(slants.data(), QUERIES, &values[key * dim / 2], dim / 2, pulls.data(), QUERIES, some, QUERIES, dim / 2,
@@ -242,7 +227,7 @@ void backward(bf16* dq, float* dk, float* dv, const View& pull, const View& out,
             Floats slope[2] = {all(0), all(0)};
             for (int n = 0; n < std::min(2, some - i); ++n) {
               const int at = (i + n) * QUERIES + 16 * j;
-              const Mask seen = s.sees(key + i + n, query + 16 * j) & s.there(query + 16 * j);
+              const Mask seen = sees(s, key + i + n, query + 16 * j) & lanes(s.queries - query - 16 * j);
               const Floats score = load(&scores[at]) * factor;
               const Floats w = keep(seen, exponential(score - load(sums + 16 * j)));
               const Floats slant = load(&slants[at]) - load(along + 16 * j);
