@@ -5,8 +5,7 @@
     python -m benchmarks.speed.learner_speed --tune     # one update for each setting of both; bench-learner-tuning.json
 
 Both have the same weights, prompts, responses, rewards, loss (mean over all response tokens of the clipped surrogate,
-no KL term, no entropy bonus) and AdamW; the gradients of the first update are compared. Memory is measured in a
-separate process for each side.
+no KL term, no entropy bonus) and AdamW. The first gradients are compared. Memory is that of a process for each side.
 """
 
 from __future__ import annotations

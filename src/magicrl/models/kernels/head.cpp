@@ -29,7 +29,8 @@ void softmax_sums(float* largest, double* blocks, double* log_totals, double* en
         sum = choose(counts, sum + w, sum);
         along = choose(counts, fma(w, below, along), along);
       }
-      total += blocks[row * count + b] = sum_of(sum);
+      blocks[row * count + b] = sum_of(sum);
+      total += blocks[row * count + b];
       moment += sum_of(along);
     }
     largest[row] = first_of(most);
