@@ -54,5 +54,11 @@ class Section(BaseModel):
         return table
 
 
+def first_mistake(error: ValidationError) -> tuple[str, Any, str]:
+    """Return the setting of the error's first entry ("" for a rule between settings), its value and what is wrong."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    return ".".join(str(part) for part in first["loc"]), first["input"], first["msg"].removeprefix("Value error, ")
+
+
 def _may_be_true(annotation: Any) -> bool:
     return annotation is bool or annotation is Any or any(map(_may_be_true, get_args(annotation)))

@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from magicrl.config.section import first_mistake
 from magicrl.records import Problem
 from magicrl.registry import resolve
 from magicrl_verifiers.references import did_you_mean
@@ -77,10 +78,8 @@ def read_options(family: str, schema: type[OptionsT], options: Mapping[str, Opti
     try:
         return schema.model_validate(dict(options))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
+        where, _, message = first_mistake(error)
         value = f" = {options[where]!r}" if where in options else ""
-        message = first["msg"].removeprefix("Value error, ")
         raise ValueError(
             f"task family {family!r}: option {where}{value}: {message}".replace(": option :", ":")
         ) from error

@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from magicrl import registry
 from magicrl.config.errors import RecipeError
 from magicrl.config.rollout_schema import TRAINING_ONLY, VllmConfig
+from magicrl.config.section import first_mistake
 from magicrl.models.adapters import adapter_shapes
 from magicrl.models.loading import (
     LoadedModel,
@@ -249,8 +250,6 @@ def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        name = ".".join(str(part) for part in first["loc"])
-        given = without_secrets(str(first.get("input", "")))
-        message = first["msg"].removeprefix("Value error, ")
-        raise RecipeError(f"--engine-option {name}={given}: {message}" if name else message) from None
+        name, value, message = first_mistake(error)
+        given = f"--engine-option {name}={without_secrets(str(value))}: " if name else ""
+        raise RecipeError(given + message) from None

@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from magicrl.config.model_schema import AdamWConfig, DType, LoraConfig, ModelConfig
-from magicrl.config.section import Section
+from magicrl.config.section import Section, first_mistake
 from magicrl.files import named_errors
 from magicrl.models.loading import load_policy
 from magicrl.models.model_files import find_model, weights_fingerprint
@@ -56,8 +56,8 @@ def _filled(section: type[_Section], name: str, **settings: Any) -> _Section:
     try:
         return section(**settings)
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ValueError(f"{name}: {first['loc'][0]} is {first['input']!r}. {first['msg']}") from None
+        setting, value, message = first_mistake(error)
+        raise ValueError(f"{name}: {setting} is {value!r}. {message}") from None
 
 
 class ServedTrainer:
