@@ -18,7 +18,7 @@ struct Queries : Seen<T> {
   using Base::dim, Base::words, Base::scale, Base::q, Base::seen, Base::most, Base::total;
   static constexpr bool WIDE = sizeof(T) == sizeof(float);
   static constexpr bool TURNS = !WIDE || REGISTERS > 16;  // the keys, so that no sum of a score runs across a vector
-  std::vector<uint32_t> keys;            // [words, CHUNK]
+  Table<uint32_t> keys;                  // [words, CHUNK]
   const T* plain = nullptr;              // [keys, dim], the chunk as it lies in memory
   const T *next = nullptr, *behind = nullptr;  // the next head's keys, or the next row's: they lie behind this one's
   float scores[TILE * CHUNK];
@@ -142,6 +142,16 @@ struct Queries : Seen<T> {
 
   void turn(int, int) {}
 
+  void write(int query, T* out) const {
+    const Floats sum = all(total[query]);
+    for (int i = 0; i < dim; i += 32) {
+      Floats first = load(&seen[query * dim + i]), second = load(&seen[query * dim + i + 16]);
+      if constexpr (!WIDE) in_order(first, second);
+      store(out + i, first / sum);
+      store(out + i + 16, second / sum);
+    }
+  }
+
   // Queries [first, last) meet a chunk of `whole` keys, of which query i sees the first `seen_by(i)`.
   template <class SeenBy>
   void see(int first, int last, const T* k, const T* v, int whole, const SeenBy& seen_by) {
@@ -209,10 +219,10 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
           queries.meet(place(head, 0), place(head, count), prompt_keys, prompt_values, prompt_width,
                        owners[rows[0]] * kv_heads + head, prompt_lengths[rows[0]]);
         }
-        for (int64_t i = 0; i < count; ++i)
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t row = rows[i], block = held[row] / response_width, last = held[row] % response_width;
           for (int64_t head = 0; head < kv_heads; ++head) {
-            const int64_t row = rows[i], offset = row * kv_heads + head, block = held[row] / response_width;
-            const int64_t end = (offset * response_width + held[row] % response_width) * dim;
+            const int64_t offset = row * kv_heads + head, end = (offset * response_width + last) * dim;
             std::memcpy(keys[block] + end, (const T*)k + row * k_row + head * dim, dim * sizeof(T));
             std::memcpy(values[block] + end, (const T*)v + row * v_row + head * dim, dim * sizeof(T));
             queries.meet(place(head, i), place(head, i) + int(group), keys, values, response_width, offset,
@@ -220,6 +230,7 @@ void attend(int wide, void* out, const void* q, int64_t q_row, const void* k, co
             for (int64_t j = 0; j < group; ++j)
               queries.write(place(head, i) + int(j), (T*)out + (offset * group + j) * dim);
           }
+        }
       }
     }
   });
@@ -238,7 +249,7 @@ void attend_row_exactly(int wide, void* out, float* log_sums, const void* q, int
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
       Kind queries(int(BLOCK * group), int(dim), scale);
-      std::vector<T> keys, values;
+      Table<T> keys, values;
 #pragma omp for collapse(2) schedule(dynamic)
       for (int64_t sequence = 0; sequence < count; ++sequence)
         for (int64_t kv_head = 0; kv_head < kv_heads; ++kv_head) {

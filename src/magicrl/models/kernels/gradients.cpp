@@ -56,7 +56,7 @@ void add_gradient(float* total, const bf16* pull, const bf16* x, uint32_t* room,
 #pragma omp parallel num_threads(threads) if (threads > 1)
   {
     const Tiles tiles;
-    std::vector<float> sums(BLOCK * strip);  // of rows that are added at once: memory is read in its order
+    Table<float> sums(BLOCK * strip);  // of rows that are added at once: memory is read in its order
 #pragma omp for schedule(static)
     for (int64_t step = 0; step < steps; ++step) {  // rows in their order in memory
       const int64_t at = step * BLOCK;

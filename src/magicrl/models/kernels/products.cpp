@@ -65,7 +65,7 @@ void multiply_on_tiles(bf16* out, const uint32_t* x, const uint32_t* weight, con
                        int64_t rows, int64_t pairs, int64_t columns, int threads) {
   constexpr int64_t TOGETHER = 2 * SIDE, CACHED = 4 * TOGETHER;  // rows; those whose results stay in the caches
   const int64_t whole = rows / TOGETHER * TOGETHER, parts = (rows + TOGETHER - 1) / TOGETHER, steps = pairs / SIDE;
-  std::vector<uint32_t> last(TOGETHER * pairs);  // the last rows, and zeros behind them
+  Table<uint32_t> last(TOGETHER * pairs);  // the last rows, and zeros behind them
   std::copy(x + whole * pairs, x + rows * pairs, last.begin());
   const int64_t lines = (COLUMNS * SIDE / 16 / parts + QUARTERS - 1) / QUARTERS;  // of a quarter of a step
   const int64_t each = (TOGETHER + steps - 1) / steps;
@@ -159,7 +159,7 @@ void multiply_packed(bf16* out, const bf16* x, const uint32_t* weight, const bf1
     multiply_on_tiles(out, (const uint32_t*)x, weight, bias, residual, rows, pairs, columns, threads);
     return;
   }
-  std::vector<float> wide(WIDENS ? rows * 2 * pairs : 0);  // x, for all columns
+  Table<float> wide(WIDENS ? rows * 2 * pairs : 0);  // x, for all columns
   for (size_t i = 0; i < wide.size(); i += 16) store(&wide[i], load(x + i));
   const int64_t blocks = (rows + MOST - 1) / MOST;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)

@@ -13,8 +13,8 @@ constexpr int KEYS = 96;     // of a block; whole tiles of pairs
 // of a product's tile: its rows, and vectors of its columns
 constexpr int ROWS = REGISTERS > 16 ? 6 : 4, WIDE = REGISTERS > 16 ? 4 : 1, NARROW = REGISTERS > 16 ? 2 : 1;
 
-using Words = std::vector<uint32_t>;  // pairs of bfloat16, the first in the low half
-using Numbers = std::vector<float>;
+using Words = Table<uint32_t>;  // pairs of bfloat16, the first in the low half
+using Numbers = Table<float>;
 using Row = View<bf16>;
 
 template <int J>

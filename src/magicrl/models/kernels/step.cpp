@@ -2,8 +2,6 @@
 //
 // The parts are those of the other files, in the order and with the rounding of `decoding.py`.
 
-#include <cstdlib>
-
 #include "parts.h"
 
 namespace {
@@ -23,27 +21,13 @@ struct Sizes {
   int64_t rows, width, inner, kv_heads, group, dim;
 };
 
-// Room for numbers, at the start of a cache line.
-template <class T>
-class Room {
- public:
-  explicit Room(int64_t count) : numbers_((T*)std::aligned_alloc(64, (count * int64_t(sizeof(T)) + 63) / 64 * 64)) {}
-  ~Room() { std::free(numbers_); }
-  Room(const Room&) = delete;
-  Room& operator=(const Room&) = delete;
-  operator T*() const { return numbers_; }
-
- private:
-  T* const numbers_;
-};
-
 template <class T>
 struct Step {
   const Sizes sizes;
   const bool exact;
   const float eps;
   const int threads;
-  const Room<T> part;  // [rows, width], a product before it is added
+  mutable Table<T> part;  // [rows, width], a product before it is added
 
   Step(const Sizes& of, bool rounds_twice, float epsilon, int count)
       : sizes(of), exact(rounds_twice), eps(epsilon), threads(count), part(of.rows * of.width) {}
@@ -71,8 +55,8 @@ struct Step {
   // x += the product, rounded once in bfloat16 unless exact
   void multiply_added(T* x, const T* from, const void* weight, const void* bias, int64_t width) const {
     if (sizeof(T) == sizeof(bf16) && !exact) return multiply(x, from, weight, bias, x, width, sizes.width);
-    multiply(part, from, weight, bias, nullptr, width, sizes.width);
-    add(x, part, sizes.width, false);
+    multiply(part.data(), from, weight, bias, nullptr, width, sizes.width);
+    add(x, part.data(), sizes.width, false);
   }
 };
 
@@ -92,8 +76,11 @@ void decode_layers(int wide, int exact, void* x, const void* layers, const void*
     const Sizes s = *(const Sizes*)sizes;
     const Step<T> step(s, exact, eps, threads);
     const int64_t heads = s.kv_heads * s.group, row = (heads + 2 * s.kv_heads) * s.dim;
-    const Room<T> normed(s.rows * s.width), qkv(s.rows * row), seen(s.rows * heads * s.dim);
-    const Room<T> gates(s.rows * 2 * s.inner), gate(s.rows * s.inner);
+    const auto room = [&](int64_t columns) { return Table<T>(s.rows * columns); };
+    Table<T> all_normed = room(s.width), all_qkv = room(row), all_seen = room(heads * s.dim);
+    Table<T> all_gates = room(2 * s.inner), all_gate = room(s.inner);
+    T *const normed = all_normed.data(), *const qkv = all_qkv.data(), *const seen = all_seen.data();
+    T *const gates = all_gates.data(), *const gate = all_gate.data();
     T *const keys = qkv + heads * s.dim, *const values = keys + s.kv_heads * s.dim;
     for (int64_t i = 0; i < count; ++i) {
       const Layer& layer = ((const Layer*)layers)[i];

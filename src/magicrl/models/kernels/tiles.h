@@ -57,13 +57,18 @@ class Tiles {
   Tiles() {
     if (!has_tiles()) return;
     _tile_storeconfig(before_);
-    alignas(64) uint8_t own[64] = {1};  // the palette
     for (int tile = 0; tile < 8; ++tile) {
-      own[16 + 2 * tile] = 64;  // bytes of a row
-      own[48 + tile] = SIDE;
+      own_[16 + 2 * tile] = 64;  // bytes of a row
+      own_[48 + tile] = SIDE;
     }
-    asm volatile("" ::"r"(own) : "memory");  // GCC takes the next instruction to read 8 bytes
-    _tile_loadconfig(own);
+    configure();
+  }
+
+  // Rows of tiles 2, 3 and 7: a product takes as long as its left operand has rows. All tiles become 0.
+  void set_rows(int rows) {
+    if (own_[48 + 7] == rows) return;
+    for (int tile : {2, 3, 7}) own_[48 + tile] = uint8_t(rows);
+    configure();
   }
   ~Tiles() {
     if (!has_tiles()) return;
@@ -77,7 +82,13 @@ class Tiles {
   Tiles& operator=(const Tiles&) = delete;
 
  private:
+  void configure() const {
+    asm volatile("" ::"r"(own_) : "memory");  // GCC takes the next instruction to read 8 bytes
+    _tile_loadconfig(own_);
+  }
+
   alignas(64) uint8_t before_[64];
+  alignas(64) uint8_t own_[64] = {1};  // the palette
 };
 
 // Compilers do not know that tiles read memory.

@@ -15,9 +15,29 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
 #include <vector>
 
 namespace {
+
+#define ALWAYS __attribute__((always_inline)) inline  // a call would write all vectors to memory
+
+constexpr int LINE = 64;  // bytes of a cache line, and of a vector
+
+// Memory at the start of a cache line: a vector that crosses one takes twice as long.
+template <class T>
+struct OnLines {
+  using value_type = T;
+  OnLines() = default;
+  template <class U>
+  OnLines(const OnLines<U>&) {}
+  T* allocate(size_t count) { return (T*)::operator new(count * sizeof(T), std::align_val_t(LINE)); }
+  void deallocate(T* place, size_t) { ::operator delete(place, std::align_val_t(LINE)); }
+  bool operator==(const OnLines&) const { return true; }
+  bool operator!=(const OnLines&) const { return false; }
+};
+template <class T>
+using Table = std::vector<T, OnLines<T>>;
 
 // the first `count` of a vector's
 inline Mask lanes(int64_t count) { return count >= 16 ? 0xffff : count <= 0 ? 0 : Mask((1u << count) - 1); }
@@ -30,7 +50,7 @@ void in_precision(int wide, const Run& run) {
 }
 
 // e^x of x <= 0; NaN stays NaN, since `larger` gives its second operand then
-inline Floats exponential(Floats x) {
+ALWAYS Floats exponential(Floats x) {
   x = larger(all(-87.0f), x);  // the smallest normal number; processors are slow with smaller ones
   const Floats power = whole(x * all(1.44269504f));
   Floats rest = fnma(power, all(0.693359375f), x);
