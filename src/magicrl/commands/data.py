@@ -65,7 +65,14 @@ def build(pipeline: Path, /, *, set_: Overrides = None, output: Path | None = No
 
     config = load_pipeline(pipeline, set_ or [])
     if until is not None:
-        config = config.model_copy(update={"steps": config.steps[: _step_number(config, until)]})
+        names = [step.name or step.use for step in config.steps]
+        if until.isdecimal() and 1 <= int(until) <= len(names):
+            count = int(until)
+        elif until in names:
+            count = names.index(until) + 1
+        else:
+            raise RecipeError(f"--until {until}: no such step; known: {', '.join(names)}")
+        config = config.model_copy(update={"steps": config.steps[:count]})
     where = output or Path(config.output or Path("runs/data") / config.name)
     return _run(config, pipeline, where, set_ or [])
 
@@ -297,15 +304,6 @@ def _run(config: PipelineConfig, path: Path, output: Path, overrides: Sequence[s
     else:
         console.print(f"rows: {output.resolve()}", soft_wrap=True)
     return 0
-
-
-def _step_number(config: PipelineConfig, until: str) -> int:
-    names = [step.name or step.use for step in config.steps]
-    if until.isdecimal() and 1 <= int(until) <= len(names):
-        return int(until)
-    if until in names:
-        return names.index(until) + 1
-    raise RecipeError(f"--until {until}: no such step; known: {', '.join(names)}")
 
 
 def _watcher(console: Console) -> Watcher:
