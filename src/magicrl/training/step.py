@@ -23,7 +23,6 @@ from magicrl.algorithms.advantages import (
     AdvantageError,
     AdvantageMask,
     MinibatchMode,
-    Rejection,
     advantage_of,
     group_relative,
     reads_parts,
@@ -157,7 +156,13 @@ class Trainer:
         # Reject: a group whose rewards are all equal has zero advantage, but would still count in the entropy and KL
         # terms and in the number of tokens that divides the loss.
         rejection = reject_zero_advantage(groups, mask, by_parts=self._by_parts)
-        kept = self._surviving(groups, rejection, stage)
+        # At most D_R groups remain, in issue order: finish order would favour short responses.
+        if self._config.algorithm.reject_zero_advantage:
+            # A round of refill samples as many prompts as are missing, so that no more than D_R survive.
+            kept = [groups[i] for i in rejection.kept]
+        else:
+            # A group without any verdict has no sample.
+            kept = [g for g in groups if g.counted.any()][: stage.rollout_batch]
 
         # Advantages (Eq. 2.5), old and reference log-probs, then N_SGD = D_R / D_T * N_reuse mini-batches.
         samples = self._prepare(kept, stage, scores, clock)
@@ -216,14 +221,6 @@ class Trainer:
                 break
             groups += self._queue.take(stage, missing, clock)
         return groups, len(groups) - stage.rollout_batch
-
-    def _surviving(self, groups: Sequence[ScoredGroup], rejection: Rejection, stage: StageConfig) -> list[ScoredGroup]:
-        """Return at most D_R groups to learn from, in issue order (finish order would favour short responses)."""
-        if not self._config.algorithm.reject_zero_advantage:
-            # A group without any verdict has no sample.
-            return [g for g in groups if g.counted.any()][: stage.rollout_batch]
-        # A round of refill samples as many prompts as are missing, so that no more than D_R survive.
-        return [groups[i] for i in rejection.kept]
 
     def _scored(self, groups: Sequence[ScoredGroup], clock: StepClock) -> Scores | None:
         """Return the learner's log-probs and entropies of the whole buffer in asynchronous mode, else None.
