@@ -126,7 +126,7 @@ def explained(
         attributor = Attributor(config.in_stage(repeated.metrics.stage), probe, repeated.groups)
         before = repeated.checkpoint.learner_state()
         for update in repeated.learner.again(before, repeated.updates):
-            attributor.add(update)
+            attributor.add(*update)
         measured = _Measured(probe, attributor, weights_of(before))
         moved, entropy_change, gains = measured.changes(repeated.after)
         controls = repeated.updates[0][1] if repeated.updates else None

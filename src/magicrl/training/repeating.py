@@ -58,17 +58,6 @@ _SHIFT = 1e-5
 """Half step of a central difference, relative to the norm of the weights."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RepeatedUpdate:
-    """One repeated update: its mini-batch, and the learner's state before and after."""
-
-    batch: TrainBatch
-    controls: Controls
-    grad_norm: float
-    before: Mapping[str, Any]
-    after: Mapping[str, Any]
-
-
 def flat_values(tensors: Iterable[Tensor]) -> Tensor:
     """Return all values of the tensors as one float64 vector on the CPU."""
     return torch.cat([tensor.detach().reshape(-1).double().cpu() for tensor in tensors])
@@ -89,9 +78,12 @@ def _flat(state: Mapping[str, Any], prefix: str, name: str) -> Tensor:
     return flat_values([state.get(f"{prefix}/{name}", torch.zeros_like(state[f"weights/{name}"]))])
 
 
-def own_part(config: TrainConfig, update: RepeatedUpdate) -> Tensor:
-    """Return the part of an update that its own gradient causes, without earlier moments and decay, ``[P]`` float32."""
-    optimizer, before, after = config.optimizer, update.before, update.after
+def own_part(config: TrainConfig, controls: Controls, before: Mapping[str, Any], after: Mapping[str, Any]) -> Tensor:
+    """Return the part of an update that its own gradient causes, without earlier moments and decay, ``[P]`` float32.
+
+    ``before`` and ``after`` are the learner's states.
+    """
+    optimizer = config.optimizer
     if optimizer.kind == "muon":
         raise ValueError('optimizer.kind = "muon": explain can take apart AdamW updates only; its list of steps works')
     names = weight_names(before)
@@ -102,7 +94,7 @@ def own_part(config: TrainConfig, update: RepeatedUpdate) -> Tensor:
             _flat(before, "exp_avg", name),
             *(_flat(after, prefix, name) for prefix in ("exp_avg", "exp_avg_sq")),
             step=int(after["meta"]["optimizer_steps"]),
-            learning_rate=update.controls.learning_rate,
+            learning_rate=controls.learning_rate,
             betas=(optimizer.beta1, optimizer.beta2),
             eps=optimizer.eps,
         )
@@ -251,18 +243,19 @@ class Attributor:
             sums[sample.group_index] += float(part.sum())
         return sums
 
-    def add(self, update: RepeatedUpdate) -> None:
-        """Add one update of the step. Call it in the order of the updates."""
-        probe, tau, samples = self._probe, self.temperature, update.batch.samples
-        before = weights_of(update.before)
-        self.own += own_part(self._config, update)
-        self.moved += weights_of(update.after) - before
-        probe.put(before)
-        del before
-        by_logprob, by_entropy = probe.derivatives(update.batch, update.controls)
+    def add(self, noted: Noted, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        """Add one update of the step, as `NotingLearner.again` yields it. Call it in the order of the updates."""
+        batch, controls, grad_norm = noted
+        probe, tau, samples = self._probe, self.temperature, batch.samples
+        weights = weights_of(before)
+        self.own += own_part(self._config, controls, before, after)
+        self.moved += weights_of(after) - weights
+        probe.put(weights)
+        del weights
+        by_logprob, by_entropy = probe.derivatives(batch, controls)
         gradient = probe.gradient(samples, by_logprob, by_entropy, tau)
         norm = float(gradient.norm())
-        self.grad_norms.append((update.grad_norm, norm))
+        self.grad_norms.append((grad_norm, norm))
         logprob_along, entropy_along = probe.along(gradient, samples, tau)
         shares = (by_logprob * logprob_along + by_entropy * entropy_along) / (norm or 1.0)
         for sample, part in zip(samples, shares.split([len(s.tokens) for s in samples]), strict=True):
@@ -293,15 +286,18 @@ class NotingLearner(LocalLearner):
         self.noted = (*self.noted, (batch, controls, found["grad_norm"]))
         return found
 
-    def again(self, start: Mapping[str, Any], noted: Sequence[Noted]) -> Iterator[RepeatedUpdate]:
-        """Yield the updates repeated from the state ``start``, with the state before and after each."""
+    def again(
+        self, start: Mapping[str, Any], noted: Sequence[Noted]
+    ) -> Iterator[tuple[Noted, Mapping[str, Any], Mapping[str, Any]]]:
+        """Repeat the updates from the state ``start``. Yield each with the learner's state before and after it."""
         self.restore(start)
         before = start
-        for index, (batch, controls, norm) in enumerate(noted, 1):
+        for index, update in enumerate(noted, 1):
+            batch, controls, _ = update
             super().update(batch, controls)
             # The state shares memory with the learner, so the next update would change it. The last one needs no copy.
             after = self.state() if index == len(noted) else copied(self.state())
-            yield RepeatedUpdate(batch=batch, controls=controls, grad_norm=norm, before=before, after=after)
+            yield update, before, after
             before = after
 
 
@@ -651,9 +647,9 @@ def vary(repeated: Repeated, config: TrainConfig, words: str) -> tuple[StepResul
         except (ValueError, TrainingStopped) as error:
             raise ValueError(f"--what-if {words}: {error}") from error
     start_state = repeated.checkpoint.learner_state()
-    before = after = weights_of(start_state)
-    own = torch.zeros_like(before)
-    for update in learner.again(start_state, learner.noted):
-        own += own_part(config, update)
-        after = weights_of(update.after)
-    return result, own, after - before, after
+    weights = moved = weights_of(start_state)
+    own = torch.zeros_like(weights)
+    for (_, controls, _), before, after in learner.again(start_state, learner.noted):
+        own += own_part(config, controls, before, after)
+        moved = weights_of(after)
+    return result, own, moved - weights, moved
