@@ -84,8 +84,6 @@ def own_part(config: TrainConfig, controls: Controls, before: Mapping[str, Any],
     ``before`` and ``after`` are the learner's states.
     """
     optimizer = config.optimizer
-    if optimizer.kind == "muon":
-        raise ValueError('optimizer.kind = "muon": explain can take apart AdamW updates only; its list of steps works')
     names = weight_names(before)
     # Float32 is as precise as the learner's own state and needs half of the gradients' memory.
     found, at = torch.zeros(sum(before[f"weights/{name}"].numel() for name in names)), 0
@@ -393,6 +391,10 @@ def recorded_config(run: Path, overrides: Sequence[str] = ()) -> TrainConfig:
     for key, why in refused.items():
         if why:
             raise ValueError(f"{run}: a run with {key} cannot be repeated: {why}")
+    if config.optimizer.kind == "muon":  # refused before the step is repeated, which may take hours
+        raise ValueError(
+            f'{run}: optimizer.kind = "muon": explain can take apart AdamW updates only; its list of steps works'
+        )
     start = str(json.loads((run / "run.json").read_text(encoding="utf-8")).get("start_model", ""))
     for folder in (run.parent / "models" / Path(start).name, Path(start)):
         if (folder / "config.json").exists():

@@ -354,6 +354,11 @@ def test_other_runs_are_refused_by_name(broken: Path) -> None:
     config.write_text(text.replace("[[data.train]]\n", '[[data.train]]\nverifier = "maths + live:brief@571436a6"\n'))
     with pytest.raises(ValueError, match=f"^{broken}: live:brief@571436a6 was passed in Python and is in no file"):
         magicrl.explain(broken, ON_POLICY)
+    config.write_text(text.replace('engine = "vllm"', 'engine = "in_process"').replace('"adamw"', '"muon"'))
+    worked: list[str] = []
+    with pytest.raises(ValueError, match=f'^{broken}: optimizer.kind = "muon": explain can take apart AdamW'):
+        magicrl.explain(broken, ON_POLICY, progress=worked.append)
+    assert worked == []
 
 
 def test_the_code_of_the_page_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
