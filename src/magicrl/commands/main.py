@@ -127,11 +127,14 @@ app = make_app(listing=False)
 
 def main(command: App | None = None) -> None:
     """Entry point: exit 0 done, 1 failed while working, 2 wrong input; every error says what to do."""
+    closed = _fill_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
     errors = Console(emoji=False, stderr=True, highlight=False)
     try:
+        if closed:
+            raise ValueError("standard output is closed; redirect it to a file, or to /dev/null")
         words = sys.argv[1:]
         command = command or make_app(listing=not words or words[0] in ("-h", "--help"))
         status = command(result_action="return_value", print_error=False, exit_on_error=False)
@@ -184,6 +187,23 @@ def main(command: App | None = None) -> None:
         unusable = isinstance(error, ValueError | FileNotFoundError | NotADirectoryError | IsADirectoryError)
         sys.exit(2 if isinstance(error, RecipeError) or (unusable and not frames) else 1)
     sys.exit(status or 0)
+
+
+def _fill_closed_streams() -> bool:
+    """Open /dev/null in place of closed standard streams. Return whether standard output was closed.
+
+    The next file of the run would get the number of a closed stream, and what a library or a child process prints
+    would be written into that file.
+    """
+    closed = sys.stdout is None
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdout, sys.stderr = (
+        stream or open(number, "w", closefd=False)  # noqa: SIM115 - as long as the process
+        for number, stream in ((1, sys.stdout), (2, sys.stderr))
+    )
+    return closed
 
 
 def _cannot_be_written() -> bool:

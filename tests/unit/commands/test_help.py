@@ -167,6 +167,36 @@ def test_an_output_on_a_full_disk_or_a_read_only_one_is_named(capfd: pytest.Capt
     assert capfd.readouterr().err == "magicrl: a: Read-only file system; name a place that can be written\n"
 
 
+@pytest.mark.parametrize("closed", ["<&-", "2>&-", "<&- 2>&-"])
+def test_what_is_printed_never_reaches_a_file_of_the_run(closed: str, tmp_path: Path) -> None:
+    program = (
+        "import os, subprocess, sys, magicrl.commands.main as m\n"
+        "def command(**_):\n"
+        "    with open('kept', 'w') as file:\n"
+        "        subprocess.run(['sh', '-c', 'echo stray >&2'], close_fds=False)\n"
+        "        print('stray', file=sys.stderr)\n"
+        "    print(file.name)\n"
+        "m.main(command)\n"
+    )
+    script = f'exec {sys.executable} -c "$PROGRAM" {closed}'
+    found = subprocess.run(
+        ["sh", "-c", script],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PROGRAM": program},
+        check=False,
+    )
+    assert (found.returncode, found.stdout, (tmp_path / "kept").read_text()) == (0, "kept\n", "")
+
+
+def test_a_closed_output_is_refused_before_any_work(tmp_path: Path) -> None:
+    script = f"exec {sys.executable} -m magicrl train tiny --output run >&-"
+    found = subprocess.run(["sh", "-c", script], stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
+    wanted = "magicrl: standard output is closed; redirect it to a file, or to /dev/null\n"
+    assert (found.returncode, found.stderr, list(tmp_path.iterdir())) == (2, wanted, [])
+
+
 def test_no_memory_is_failed_work_and_compiled_code_is_not_the_users(capsys: pytest.CaptureFixture[str]) -> None:
     inside: dict[str, Any] = {}
     place = Path(magicrl.__file__).with_name("reads.py")  # as if magicrl called pyarrow
