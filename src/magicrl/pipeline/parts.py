@@ -7,8 +7,10 @@ computes what changed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -80,9 +82,10 @@ def told_when_full(folder: Path) -> Generator[None]:
         short = error.errno is None and "requested and" in str(error)  # numpy's message for a short write
         if error.errno not in NO_ROOM and not short:
             raise
+        why = os.strerror(errno.ENOSPC) if short else error.strerror
         raise RuntimeError(
-            f"{folder}: cannot be written: {error.strerror or error}; free some space (or allow it) and run the same "
-            "command again, what is finished is kept"
+            f"{folder}: cannot be written: {why}; free some space (or allow it) and run the same command again, "
+            "what is finished is kept"
         ) from None
 
 
