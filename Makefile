@@ -93,11 +93,11 @@ frozen-accept: setup-dev
 UPDATED := help run evaluation pipeline errors signatures
 update: setup-dev
 	$(BIN)/ruff check --fix -q . ; $(BIN)/ruff format -q .
-	$(BIN)/python -m tools.prose
 	$(BIN)/python -m tools.recipe_page
 	$(BIN)/python -m tools.metrics_page
 	$(BIN)/python -m tools.errors_page
 	$(BIN)/python tests/unit/test_api.py
+	$(BIN)/python -m tools.prose
 	@$(BIN)/python tests/frozen/frozen.py accept --what "$(UPDATED)" --reason "$$REASON"
 
 # Rehearsals of the scripts of `make bench` and benchmarks/gpu.sh at tiny sizes, no part of CI: 3 minutes of a core.
