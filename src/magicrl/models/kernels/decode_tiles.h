@@ -53,9 +53,9 @@ ALWAYS Floats combined(const Floats* x, const Combine& combine) {
   const auto high = [](Floats a, Floats b) { return (__m512d)_mm512_unpackhi_ps(a, b); };
   const auto left = (__m512d)combine((Floats)low(x[0], x[1]), (Floats)high(x[0], x[1]));
   const auto right = (__m512d)combine((Floats)low(x[2], x[3]), (Floats)high(x[2], x[3]));
-  Floats all = combine((Floats)_mm512_unpacklo_pd(left, right), (Floats)_mm512_unpackhi_pd(left, right));
-  all = combine(all, _mm512_shuffle_f32x4(all, all, 0x4e));
-  return combine(all, _mm512_shuffle_f32x4(all, all, 0xb1));
+  Floats fours = combine((Floats)_mm512_unpacklo_pd(left, right), (Floats)_mm512_unpackhi_pd(left, right));
+  fours = combine(fours, _mm512_shuffle_f32x4(fours, fours, 0x4e));
+  return combine(fours, _mm512_shuffle_f32x4(fours, fours, 0xb1));
 }
 
 // Keys and values of the next chunk on their way into the first cache: a few lines at a time, since many at once would keep
@@ -82,7 +82,7 @@ struct Ahead {
   }
 };
 
-// Keys are the rows of a product and 16 queries its columns, so keys are read as they lie in the cache. So are values, two
+// Keys are the rows of a product and 16 queries its columns, so keys are read in the layout of the cache. So are values, two
 // numbers to a word: a weight has two rows of the product, which meet the even numbers and the odd ones. A query's bits do not
 // depend on the others.
 struct TileQueries : Seen<bf16> {
@@ -156,7 +156,7 @@ struct TileQueries : Seen<bf16> {
       }
       const Mask present = lanes(std::min(4, last - query));
       const Floats before = _mm512_broadcast_f32x4(_mm_maskz_loadu_ps(__mmask8(present), &most[query]));
-      const Floats now = larger(before, combined(top, larger)), less = exponential(before - now);
+      const Floats now = larger(before, combined(top, larger)), factor = exponential(before - now);
       const Floats largest[] = {_mm512_permute_ps(now, 0x00), _mm512_permute_ps(now, 0x55),
                                 _mm512_permute_ps(now, 0xaa), _mm512_permute_ps(now, 0xff)};
       for (int i = 0; i < 4; ++i) {
@@ -172,9 +172,9 @@ struct TileQueries : Seen<bf16> {
         ahead.fetch(8);
       }
       const auto plus = [](Floats a, Floats b) { return a + b; };
-      store(&total[query], fma(load(&total[query], present), less, combined(sum, plus)), present);
+      store(&total[query], fma(load(&total[query], present), factor, combined(sum, plus)), present);
       store(&most[query], now, present);
-      store(shrink + at, less, present);
+      store(shrink + at, factor, present);
     }
   }
 
